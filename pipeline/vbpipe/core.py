@@ -1,0 +1,172 @@
+"""The values that every part of vbpipe passes around, and the protocols that plug-ins meet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from vbpipe.recipe import Recipe, Target
+
+Meta = Mapping[str, Any]
+"""Small JSON facts about an artifact: shapes, counts, versions, notes."""
+
+Run = Callable[[Mapping[str, "np.ndarray[Any, Any]"]], "dict[str, np.ndarray[Any, Any]]"]
+"""One inference: named input arrays to named output arrays, in the order of the recipe's `outputs`."""
+
+Inputs = Mapping[str, "Artifact"]
+"""What a step reads. Keys are artifact kinds for a chain step (the newest of each kind), see `Stage.scope`."""
+
+
+class Spec(BaseModel):
+    """Base of everything read from a recipe: immutable, and strict about keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An immutable directory in the store. `digest` (sha256, hex) names its bytes, not its history.
+
+    Kinds that exist: "samples", "reference", "torchscript", "onnx", "engine", "evaluation", "measurement", "verdict",
+    "bundle". A plug-in may add its own.
+    """
+
+    kind: str
+    digest: str
+    path: Path
+    meta: Meta
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a step runs: facts that must never change what it produces, so they are in no cache key."""
+
+    root: Path
+    """The recipe's folder: `factory` and `data` references resolve here."""
+    threads: int = 1
+    progress: Callable[[float | None, str], None] = lambda _fraction, _message: None
+    """Call with a fraction in 0..1 (None: unknown) and a short message; cheap enough for a loop."""
+
+
+class Stage(Protocol):
+    """One step. The instance is its own configuration and holds no other state.
+
+    Write one file in a plug-in package: the class, then `PLUGIN: type[Stage] = TheClass`.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    """Raise it when equal inputs would now give a different artifact."""
+    scope: ClassVar[Literal["chain", "each", "target"]]
+    """"chain": one step of a variant's chain; inputs are the newest artifact of each consumed kind.
+    "each": runs beside every runnable artifact of a chain, which it gets as `inputs["subject"]`.
+    "target": once per target over all its variants; inputs are everything consumed, keyed "variant/label"."""
+    after: ClassVar[tuple[str, ...]]
+    """Names of the stages that come before this one in a chain, where present."""
+
+    @classmethod
+    def configure(cls, recipe: Recipe, target: Target) -> tuple[Stage, ...]:
+        """Return the steps that this recipe (of one variant) asks for; none when it asks for none."""
+
+    def label(self) -> str:
+        """Return the step's name in reports: "export.onnx"."""
+
+    def consumes(self) -> frozenset[str]:
+        """Return the artifact kinds that it reads."""
+
+    def produces(self) -> str:
+        """Return the kind of its artifact."""
+
+    def fingerprint(self, root: Path) -> Mapping[str, str]:
+        """Return what alters its output beyond options and inputs: tool versions, source digests, hardware facts."""
+
+    def run(self, inputs: Inputs, out: Path, site: Site) -> Meta:
+        """Write the artifact's files into the empty directory `out`; raise VbpipeError with what to do."""
+
+
+class Backend(Protocol):
+    """How one engine runtime compiles, and how it runs what it compiled. The instance holds its own options.
+
+    Write one file in a plug-in package's `backends` folder: the class, then `PLUGIN: type[Backend] = TheClass`.
+    """
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+    """The artifact kind that `build` reads: "onnx", "torchscript" or "reference"."""
+    runs: ClassVar[frozenset[str]]
+    """The artifact kinds that `open` accepts; always holds "engine"."""
+    contrib_operators: ClassVar[bool]
+    """Whether it runs ONNX Runtime's `com.microsoft` operators."""
+
+    def unavailable(self) -> str | None:
+        """Return why it can't be used here and the command that would change that, or None. Never raises."""
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return the tool versions and hardware facts that alter what `build` writes."""
+
+    def build(self, source: Artifact, out: Path, threads: int) -> Meta:
+        """Compile `source` into the empty directory `out`."""
+
+    def open(self, kind: str, path: Path, threads: int, root: Path | None = None) -> AbstractContextManager[Run]:
+        """Load the artifact directory `path` of `kind`.
+
+        `root` is the recipe's folder, needed only for "reference" artifacts, whose model is the recipe's own code.
+        The Run raises EngineError for a missing, unknown, wrongly shaped or wrongly typed input.
+        """
+
+
+@dataclass(frozen=True)
+class CacheKey:
+    """Named parts, stored beside the result so that a miss can be explained. Values are short strings."""
+
+    parts: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """Return the sha256 (hex) of the parts in canonical JSON."""
+        text = json.dumps(dict(self.parts), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def cache_key(stage: Stage, inputs: Mapping[str, str], root: Path) -> CacheKey:
+    """Return the key of a step.
+
+    Args:
+        stage: the configured step.
+        inputs: input name to artifact digest. Digests, not keys: an upstream step that was run again and gave the
+            same bytes leaves everything after it a hit.
+        root: the recipe's folder.
+    """
+    own = {"stage": stage.name, "version": str(stage.version)}
+    options = {f"options.{path}": value for path, value in _leaves(stage)}
+    tools = {f"env.{name}": value for name, value in stage.fingerprint(root).items()}
+    read = {f"input.{name}": digest for name, digest in inputs.items()}
+    return CacheKey({**own, **options, **tools, **read})
+
+
+def _leaves(stage: Stage) -> list[tuple[str, str]]:
+    assert isinstance(stage, BaseModel), "a stage is a Spec: its fields are its options"
+    found: list[tuple[str, str]] = []
+
+    def walk(path: str, value: object) -> None:
+        if isinstance(value, Mapping) and value:
+            for key in value:
+                walk(f"{path}.{key}" if path else str(key), value[key])
+        elif isinstance(value, list | tuple) and value:
+            for index, item in enumerate(value):
+                walk(f"{path}[{index}]", item)
+        else:
+            found.append((path, json.dumps(value, sort_keys=True)))
+
+    walk("", stage.model_dump(mode="json"))
+    return found
