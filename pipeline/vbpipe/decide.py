@@ -1,0 +1,197 @@
+"""Decide which rows pass the gates, what each variant falls back to, and what is shipped: pure functions on figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vbpipe.recipe.model import Gate
+
+Outcome = Literal["pass", "fail", "inconclusive"]
+BASELINE = "eager"
+IMPLIED = (Gate(metric="speedup", min=1.0), Gate(metric="cosine", min=0.99))
+"""What holds even for a recipe that names no such gate: nothing slower than eager, nothing far from its outputs."""
+FIDELITY = frozenset({"cosine", "cosine_min", "sqnr_db", "max_abs", "max_relative", "top1_agreement"})
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured figure; `low` and `high` are its 95 % interval where it has one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """Everything measured of one step. `speedups` is scenario to ratio over eager (above 1 is faster)."""
+
+    name: str
+    speedups: Mapping[str, Figure]
+    metrics: Mapping[str, Figure]
+    shippable: bool = True
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """How one gate judged one row, with the sentence that a report prints."""
+
+    gate: str
+    outcome: Outcome
+    reason: str
+    implied: bool = False
+
+
+@dataclass(frozen=True)
+class VariantVerdict:
+    """`chosen` is the last row of the chain that passes every gate; None means that eager stays."""
+
+    variant: str
+    last: str | None
+    chosen: str | None
+    outcome: Outcome
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Compare:
+    """What `Gate.over` needs: ratios between any two rows, and each row's predecessor."""
+
+    ratios: Mapping[tuple[str, str], Mapping[str, Figure]]
+    """(row, over) to scenario to ratio."""
+    previous: Mapping[str, str]
+    finals: Mapping[str, str]
+    """Variant to its last row."""
+    noise: Mapping[str, float]
+    """Scenario to the difference that eager showed from itself in the same run: 0.01 is 1 %."""
+
+
+def effective_gates(gates: Sequence[Gate]) -> tuple[tuple[Gate, bool], ...]:
+    """Return the recipe's gates, and behind them (marked True) the implied ones that no gate of the recipe covers."""
+    named = {gate.metric for gate in gates}
+    judged_right = bool(named & FIDELITY) or any(gate.max_drop is not None for gate in gates)
+    implied = [gate for gate in IMPLIED if not (gate.metric in named or (gate.metric in FIDELITY and judged_right))]
+    return (*((gate, False) for gate in gates), *((gate, True) for gate in implied))
+
+
+def judge_row(row: Row, rows: Mapping[str, Row], gates: Sequence[Gate], compare: Compare) -> tuple[GateResult, ...]:
+    """Return how every gate judges `row`. A figure that is missing or not a number never passes."""
+    results: list[GateResult] = []
+    for gate, implied in effective_gates(gates):
+        if gate.metric == "speedup":
+            found = _judge_speedup(gate, row, compare)
+        else:
+            found = _judge_metric(gate, row, rows, compare)
+        results += [GateResult(r.gate, r.outcome, r.reason, implied) for r in found]
+    return tuple(results)
+
+
+def judge_variant(variant: str, chain: Sequence[str], judged: Mapping[str, Sequence[GateResult]], rows: Mapping[str, Row], expected: str) -> VariantVerdict:
+    """Return what a variant ships.
+
+    Args:
+        chain: its rows that were measured, first to last.
+        judged: row name to gate results.
+        rows: row name to figures.
+        expected: the row that the recipe asks for; missing from `chain` when its step failed.
+    """
+    passing = [n for n in chain if rows[n].shippable and worst(judged[n]) == "pass"]
+    chosen = passing[-1] if passing else None
+    if expected in chain:
+        outcome = worst(judged[expected])
+        reasons = tuple(f"{expected}: {r.reason}" for r in judged[expected] if r.outcome != "pass")
+    else:
+        outcome, reasons = "fail", (f"{expected} was not built.",)
+    return VariantVerdict(variant, expected, expected if outcome == "pass" else chosen, outcome, reasons)
+
+
+def ship(verdicts: Sequence[VariantVerdict], rows: Mapping[str, Row]) -> VariantVerdict | None:
+    """Return the verdict whose chosen row is fastest (geometric mean over scenarios), None when nothing passed."""
+    candidates = [v for v in verdicts if v.chosen is not None]
+    return max(candidates, key=lambda v: overall(rows[v.chosen or ""]), default=None)
+
+
+def overall(row: Row) -> float:
+    """Return the geometric mean of a row's speed-ups over all scenarios; 0 when none was measured."""
+    if not row.speedups:
+        return 0.0
+    return math.exp(sum(math.log(figure.value) for figure in row.speedups.values()) / len(row.speedups))
+
+
+def worst(results: Sequence[GateResult]) -> Outcome:
+    """Return "fail" before "inconclusive" before "pass"."""
+    found = {result.outcome for result in results}
+    return "fail" if "fail" in found else "inconclusive" if "inconclusive" in found else "pass"
+
+
+def describe(gate: Gate) -> str:
+    """Return the gate as people write it: "speedup over eager >= 1"."""
+    over = f" over {gate.over}" if gate.metric == "speedup" or gate.over != BASELINE or gate.max_drop is not None else ""
+    bounds = []
+    if gate.min is not None:
+        bounds.append(f">= {gate.min:g}")
+    if gate.max is not None:
+        bounds.append(f"<= {gate.max:g}")
+    if gate.max_drop is not None:
+        bounds.append(f"drop <= {gate.max_drop:g}")
+    at = f" at {gate.scenario}" if gate.scenario else ""
+    return f"{gate.metric}{over} {' and '.join(bounds)}{at}"
+
+
+def _judge_speedup(gate: Gate, row: Row, compare: Compare) -> list[GateResult]:
+    over = _over(gate, row, compare)
+    if over == row.name:
+        return [GateResult(describe(gate), "pass", "it is what the gate compares with")]
+    ratios = compare.ratios.get((row.name, over), {}) if over else {}
+    ratios = {s: r for s, r in ratios.items() if gate.scenario in (None, s)}
+    if not ratios:
+        return [GateResult(describe(gate), "fail", f"{describe(gate)}: no ratio was measured.")]
+    return [_judge_interval(gate, scenario, figure, compare.noise[scenario]) for scenario, figure in ratios.items()]
+
+
+def _judge_interval(gate: Gate, scenario: str, figure: Figure, noise: float) -> GateResult:
+    """Judge by the end of the interval that counts, moved by what eager differs from itself: never pass on noise."""
+    low = figure.low if figure.low is not None else math.nan
+    high = figure.high if figure.high is not None else math.nan
+    text = f"{describe(gate)}: {figure.value:.3f}x [{low:.3f}, {high:.3f}] at {scenario}"
+    lower, upper = gate.min if gate.min is not None else 0.0, gate.max if gate.max is not None else math.inf
+    allowed = 1 + noise
+    if low >= lower * allowed and high * allowed <= upper:
+        return GateResult(describe(gate), "pass", f"{text}.")
+    if high * allowed < lower or low > upper * allowed:
+        return GateResult(describe(gate), "fail", f"{text} is outside it.")
+    return GateResult(
+        describe(gate), "inconclusive", f"{text}, with noise of {noise:.1%}: too close to the limit to tell."
+    )
+
+
+def _judge_metric(gate: Gate, row: Row, rows: Mapping[str, Row], compare: Compare) -> list[GateResult]:
+    figure = row.metrics.get(gate.metric)
+    if figure is None or not math.isfinite(figure.value):
+        there = ", ".join(sorted(row.metrics)) or "none"
+        return [GateResult(describe(gate), "fail", f"{describe(gate)}: there is no such figure (measured: {there}).")]
+    text = f"{describe(gate)}: {figure.value:.4f}"
+    if gate.max_drop is not None:
+        over = _over(gate, row, compare)
+        base = rows[over].metrics.get(gate.metric) if over in rows else None
+        if base is None:
+            return [GateResult(describe(gate), "fail", f"{describe(gate)}: {gate.over} has no such figure.")]
+        text += f" against {base.value:.4f}"
+        if not base.value - figure.value <= gate.max_drop:
+            return [GateResult(describe(gate), "fail", f"{text} is too low.")]
+    if gate.min is not None and not figure.value >= gate.min:
+        return [GateResult(describe(gate), "fail", f"{text} is too low.")]
+    if gate.max is not None and not figure.value <= gate.max:
+        return [GateResult(describe(gate), "fail", f"{text} is too high.")]
+    return [GateResult(describe(gate), "pass", f"{text}.")]
+
+
+def _over(gate: Gate, row: Row, compare: Compare) -> str:
+    if gate.over == BASELINE:
+        return BASELINE
+    if gate.over == "previous":
+        return compare.previous.get(row.name, "")
+    return compare.finals.get(gate.over, "")

@@ -1,0 +1,153 @@
+"""Make, keep and read the input arrays that a recipe describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vbpipe.errors import VbpipeError
+from vbpipe.recipe.model import Dimension, Model, Range, TensorInput
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+CHECK_VOLUME_BYTES = 64 * 2**20
+"""Made-up check samples stay below this size, whatever the profile's maximum."""
+
+
+def check_sizes(shapes: Mapping[str, Dimension]) -> tuple[dict[str, int], ...]:
+    """Return the three sizes at which every step is checked: the optimum, the minimum, and one in between.
+
+    The third is odd and differs from what exporters are shown, so a length baked in at export is caught.
+    """
+    between = {name: _between(dim) for name, dim in shapes.items()}
+    found: list[dict[str, int]] = []
+    for sizes in ({n: d.opt for n, d in shapes.items()}, {n: d.min for n, d in shapes.items()}, between):
+        if sizes not in found:
+            found.append(sizes)
+    return tuple(found)
+
+
+def synthesize(model: Model, sizes: Mapping[str, int], seed: int) -> dict[str, Array]:
+    """Return one made-up sample: input name to array, equal for equal arguments on every machine.
+
+    Raises:
+        VbpipeError: `sizes` lacks a symbol, or the sample would exceed memory sense.
+    """
+    import numpy as np
+
+    generator = np.random.Generator(np.random.PCG64(seed))
+    return {name: _fill(name, spec, sizes, generator) for name, spec in model.inputs.items()}
+
+
+def describe(sizes: Mapping[str, int]) -> str:
+    """Return the scenario name of these sizes: "batch=1,seq=128"; "fixed" where nothing is symbolic."""
+    return ",".join(f"{name}={size}" for name, size in sizes.items()) or "fixed"
+
+
+def misfit(model: Model, sample: Mapping[str, Array]) -> str | None:
+    """Return what keeps `sample` from being an input of the model (name, dtype, rank, size, NaN), or None."""
+    import numpy as np
+
+    if set(sample) != set(model.inputs):
+        return f"it holds {sorted(sample)}; the recipe's inputs are {sorted(model.inputs)}"
+    sizes: dict[str, int] = {}
+    for name, spec in model.inputs.items():
+        array = sample[name]
+        if not isinstance(array, np.ndarray):
+            return f"{name} is a {type(array).__name__}, not a numpy array"
+        if str(array.dtype) != spec.dtype:
+            return f"{name} is {array.dtype}; the recipe says {spec.dtype}"
+        if len(array.shape) != len(spec.shape):
+            return f"{name} has shape {list(array.shape)}; the recipe says {list(spec.shape)}"
+        for axis, (size, wanted) in enumerate(zip(array.shape, spec.shape, strict=True)):
+            problem = _size_problem(model, sizes, size, wanted)
+            if problem:
+                return f"{name} has shape {list(array.shape)}: axis {axis} {problem}"
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return f"{name} holds NaN or infinity"
+    return None
+
+
+def save(path: Path, rows: Sequence[Mapping[str, Array]]) -> None:
+    """Write rows of named arrays as one safetensors file, bytes equal for equal rows."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    flat = {f"{index:06d}/{name}": np.ascontiguousarray(array) for index, row in enumerate(rows) for name, array in row.items()}
+    save_file(flat, str(path), metadata={"rows": str(len(rows))})
+
+
+def save_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write named arrays as a plain safetensors file."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, str(path))
+
+
+def load(path: Path) -> list[dict[str, Array]]:
+    """Read what `save` wrote, arrays in the order of their names.
+
+    Raises:
+        VbpipeError: the file is missing or is no such file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    rows: list[dict[str, Array]] = []
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            rows.extend({} for _ in range(int((file.metadata() or {}).get("rows", "0"))))
+            for key in sorted(file.keys()):
+                index, name = key.split("/", 1)
+                rows[int(index)][name] = file.get_tensor(key)
+    except (OSError, SafetensorError, ValueError, IndexError) as error:
+        raise VbpipeError(f"it holds no samples ({error}).", where=str(path)) from error
+    return rows
+
+
+def total_bytes(rows: Iterable[Mapping[str, Array]]) -> int:
+    """Return how many bytes of array data the rows hold."""
+    return sum(array.nbytes for row in rows for array in row.values())
+
+
+def _between(dim: Dimension) -> int:
+    wanted = dim.opt + max(1, dim.opt // 3)
+    wanted += 1 - wanted % 2
+    return wanted if wanted <= dim.max else max(dim.min, min(dim.max, (dim.min + dim.opt) // 2))
+
+
+def _fill(name: str, spec: TensorInput, sizes: Mapping[str, int], generator: np.random.Generator) -> Array:
+    import numpy as np
+
+    missing = [dim for dim in spec.shape if isinstance(dim, str) and dim not in sizes]
+    if missing:
+        raise VbpipeError(f"input {name!r} needs a size for {missing[0]!r}.", where="model.shapes")
+    shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape)
+    dtype = np.dtype(spec.dtype)
+    if spec.values == "ones":
+        return np.ones(shape, dtype)
+    if spec.values == "zeros":
+        return np.zeros(shape, dtype)
+    if isinstance(spec.values, Range):
+        low, high = spec.values.low, spec.values.high
+        if dtype.kind in "iub":
+            return generator.integers(int(low), int(high), shape).astype(dtype)
+        return generator.uniform(low, high, shape).astype(dtype)
+    if dtype.kind in "iub":
+        return generator.integers(0, 2, shape).astype(dtype)
+    return generator.standard_normal(shape).astype(dtype)
+
+
+def _size_problem(model: Model, sizes: dict[str, int], size: int, wanted: int | str) -> str | None:
+    if isinstance(wanted, int):
+        return None if size == wanted else f"is {size}, not {wanted}"
+    if sizes.setdefault(wanted, size) != size:
+        return f"is {size}, but {wanted} is {sizes[wanted]} elsewhere in the sample"
+    dim = model.shapes.get(wanted)
+    if dim is not None and not dim.min <= size <= dim.max:
+        return f"is {size}, outside the profile of {wanted} ({dim.min}..{dim.max})"
+    return None
