@@ -1,0 +1,76 @@
+"""`vbpipe build`: run the plan, then the table, then the verdict."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vbpipe.cli.deliver import deliver_bundle, write_reports
+from vbpipe.cli.progress import reporter
+from vbpipe.cli.terminal import print_grid, print_json, stderr, stdout, styled
+from vbpipe.plan import make_plan
+from vbpipe.recipe.load import load
+from vbpipe.report import conclusions, grid, make_report
+from vbpipe.run.executor import RunSettings, execute
+from vbpipe.store import Store
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What the command line asked for."""
+
+    recipe: Path
+    variants: tuple[str, ...]
+    targets: tuple[str, ...]
+    sets: tuple[str, ...]
+    store: Path
+    out: Path
+    jobs: int
+    timeout_s: float | None
+
+
+def build_recipe(request: BuildRequest, *, as_json: bool) -> int:
+    """Build a recipe, print what came of it, and return the exit code."""
+    loaded = load(request.recipe, overrides=request.sets)
+    plan = make_plan(loaded.name, loaded.variants, only_variants=request.variants, only_targets=request.targets)
+    console = stderr()
+    with reporter(console, plan) as watching:
+        store = Store(request.store.absolute(), warn=watching.warn)
+        results = execute(plan, store, settings(loaded.root, request.jobs, request.timeout_s), watching)
+    report = make_report(plan, results, recipe_digest=loaded.digest)
+    folder = request.out / loaded.name
+    for target in plan.targets:
+        step = plan.finals[target].get("package")
+        artifact = results[step].artifact if step in results else None
+        report["targets"][target]["bundle_path"] = deliver_bundle(artifact, folder / target)
+    written = write_reports(report, folder)
+    if as_json:
+        print_json(report)
+    else:
+        print_report(report)
+        stdout().print(f"report: {written}", markup=False)
+    return int(report["exit_code"])
+
+
+def settings(root: Path, jobs: int, timeout_s: float | None) -> RunSettings:
+    """Return how to run on this host: by default as many steps at a time as there are cores, at most four."""
+    cores = len(os.sched_getaffinity(0))
+    at_a_time = jobs or min(4, cores)
+    return RunSettings(root=root, jobs=at_a_time, threads=max(1, min(4, cores // at_a_time)), timeout_s=timeout_s)
+
+
+def print_report(report: Mapping[str, Any]) -> None:
+    """Print the table and the conclusions of every target."""
+    console = stdout()
+    for target, facts in report["targets"].items():
+        console.print()
+        table = grid(report, target)
+        if table is not None:
+            print_grid(console, table)
+        for sentence in conclusions(report, target):
+            console.print(styled(sentence), soft_wrap=True)
+        if facts.get("bundle_path"):
+            console.print(f"bundle: {facts['bundle_path']}", markup=False, soft_wrap=True)

@@ -1,0 +1,102 @@
+"""`vbpipe plan`: the steps, hit or miss, and the part of the key that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from vbpipe.cli.progress import title
+from vbpipe.cli.terminal import print_json, stdout, styled
+from vbpipe.core import cache_key
+from vbpipe.errors import VbpipeError
+from vbpipe.plan import Plan, Step, make_plan
+from vbpipe.recipe.load import load
+from vbpipe.report.table import Cell
+from vbpipe.store import Entry, Store
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a build would do with a step."""
+
+    step: Step
+    state: str
+    """"hit", "miss" or "waits" (its inputs are not made yet, so its key is not known)."""
+    why: str
+    digest: str | None = None
+
+
+def show_plan(
+    recipe: Path, variants: Sequence[str], targets: Sequence[str], sets: Sequence[str], store: Path, *, as_json: bool
+) -> None:
+    """Print every step with its forecast, and what can't be built on this host."""
+    loaded = load(recipe, overrides=sets)
+    plan = make_plan(loaded.name, loaded.variants, only_variants=variants, only_targets=targets)
+    forecasts = forecast(plan, Store(store.absolute()), loaded.root)
+    if as_json:
+        print_json({"recipe": loaded.name, "steps": [_as_json(f) for f in forecasts], "unavailable": unavailable(plan)})
+        return
+    console = stdout()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("step", "state", "why"):
+        table.add_column(column)
+    for found in forecasts:
+        tone = "good" if found.state == "hit" else "doubtful" if found.state == "miss" else "faint"
+        table.add_row(styled(Cell(title(found.step))), styled(Cell(found.state, tone)), styled(Cell(found.why)))
+    console.print(table)
+    for target, reason in unavailable(plan).items():
+        console.print(styled(Cell(f"{target}: can't be built here: {reason}", "bad")))
+    hits = sum(found.state == "hit" for found in forecasts)
+    console.print(f"{hits} of {len(forecasts)} steps are in the store.")
+
+
+def forecast(plan: Plan, store: Store, root: Path) -> list[Forecast]:
+    """Return what a build would do with each step, in the plan's order; runs nothing, writes nothing."""
+    entries = store.entries()
+    found: dict[str, Forecast] = {}
+    for step_id, step in plan.steps.items():
+        waits = [plan.steps[i].label for i in step.needs.values() if found[i].digest is None]
+        found[step_id] = Forecast(step, "waits", f"after {waits[0]}") if waits else _look(step, found, store, root, entries)
+    return list(found.values())
+
+
+def unavailable(plan: Plan) -> dict[str, str]:
+    """Return target to the reason why its backend can't be used here."""
+    from vbpipe.runner import Runner, configured
+
+    found: dict[str, str] = {}
+    for name, target in plan.targets.items():
+        reason = configured(Runner(backend=target.backend, options=target.options)).unavailable()
+        if reason is not None:
+            found[name] = reason
+    return found
+
+
+def _look(
+    step: Step, found: Mapping[str, Forecast], store: Store, root: Path, entries: tuple[Entry, ...]
+) -> Forecast:
+    try:
+        key = cache_key(step.stage, {name: found[i].digest or "" for name, i in step.needs.items()}, root)
+    except VbpipeError as error:
+        return Forecast(step, "miss", str(error))
+    entry = store.peek(key)
+    if entry is not None:
+        return Forecast(step, "hit", "", entry.digest)
+    # A shared step is known by many names; whichever was built before tells what changed.
+    explained = [store.explain(key, i, among=entries, hashed=False) for i in step.identities]
+    best = next((e for e in explained if e.state != "never built"), explained[0])
+    return Forecast(step, "miss", str(best))
+
+
+def _as_json(found: Forecast) -> dict[str, Any]:
+    return {
+        "step": found.step.label,
+        "identities": list(found.step.identities),
+        "state": found.state,
+        "why": found.why,
+        "digest": found.digest,
+    }

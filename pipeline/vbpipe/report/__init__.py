@@ -1,0 +1,8 @@
+"""What a build found, as one JSON document, and the forms people read it in."""
+
+from vbpipe.report.document import FORMAT, exit_code, make_report, read_report
+from vbpipe.report.junit import as_junit
+from vbpipe.report.markdown import as_markdown
+from vbpipe.report.table import Cell, Grid, conclusions, grid
+
+__all__ = ["FORMAT", "Cell", "Grid", "as_junit", "as_markdown", "conclusions", "exit_code", "grid", "make_report", "read_report"]

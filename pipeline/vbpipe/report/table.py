@@ -1,0 +1,144 @@
+"""The table of a build, one row per step and variant, as text that any renderer can place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Tone = Literal["plain", "good", "bad", "doubtful", "faint"]
+
+_FIDELITY = ("cosine", "top1_agreement")
+_HIDDEN = frozenset({"cosine_min", "sqnr_db", "max_abs", "max_relative", "size_mb", *_FIDELITY})
+_TONES: Mapping[str, Tone] = {
+    "faster": "good", "pass": "good", "slower": "bad", "fail": "bad", "inconclusive": "doubtful", "mixed": "doubtful",
+    "same": "plain", "baseline": "faint",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One text with how it should look."""
+
+    text: str
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table. The first column names the row."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+def grid(report: Mapping[str, Any], target: str) -> Grid | None:
+    """Return the table of a target; None when nothing was judged."""
+    facts = report["targets"][target]
+    verdict = facts["verdict"]
+    if verdict is None:
+        return None
+    scenarios = list(verdict["noise_floor"])
+    metrics = _metric_names(verdict)
+    fidelity = [n for n in _FIDELITY if any(n in row["metrics"] for row in verdict["rows"].values())]
+    columns = ("step", *scenarios, *fidelity, *metrics, "MB", "verdict", "gates")
+    rows = [_row(name, facts, verdict, scenarios, fidelity, metrics, len(columns)) for name in facts["rows"]]
+    title = f"{report['recipe']['name']} on {target} ({facts['backend']}, {facts['threads']} threads): speed-up over eager [95 % interval]"
+    return Grid(title, columns, tuple(rows))
+
+
+def conclusions(report: Mapping[str, Any], target: str) -> Iterator[Cell]:
+    """Yield the sentences under the table: what each variant came to and why, what is shipped, what to doubt."""
+    facts = report["targets"][target]
+    verdict = facts["verdict"]
+    if verdict is None:
+        yield Cell("nothing was judged: a step that the verdict needs has failed.", "bad")
+        return
+    for variant in verdict["variants"].values():
+        yield from _conclusion(variant)
+    shipped = verdict["shipped"]
+    if shipped:
+        yield Cell(f"packaged: {shipped['row']} (variant {shipped['variant']})", "good")
+    else:
+        yield Cell(f"packaged: nothing. {verdict['why_nothing']}", "bad")
+    for problem in verdict["problems"]:
+        yield Cell(f"doubt: {problem}", "doubtful")
+
+
+def _conclusion(variant: Mapping[str, Any]) -> Iterator[Cell]:
+    name, chosen = variant["variant"], variant["chosen"]
+    if variant["outcome"] == "pass":
+        yield Cell(f"{name}: passes every gate", "good")
+        return
+    word, tone = ("refused", "bad") if variant["outcome"] == "fail" else ("can't tell", "doubtful")
+    fallback = f"falls back to {chosen}" if chosen else "nothing of it can be shipped"
+    yield Cell(f"{name}: {word}; {fallback}", "bad" if tone == "bad" else "doubtful")
+    for reason in variant["reasons"]:
+        yield Cell(f"  {reason}", "faint")
+
+
+def _metric_names(verdict: Mapping[str, Any]) -> list[str]:
+    found: dict[str, None] = {}
+    for row in verdict["rows"].values():
+        shown = (name for name in row["metrics"] if name not in _HIDDEN and not name.startswith("check_"))
+        found.update(dict.fromkeys(shown))
+    return list(found)
+
+
+def _row(
+    name: str,
+    facts: Mapping[str, Any],
+    verdict: Mapping[str, Any],
+    scenarios: list[str],
+    fidelity: list[str],
+    metrics: list[str],
+    width: int,
+) -> tuple[Cell, ...]:
+    row = verdict["rows"].get(name)
+    if row is None:
+        reason = facts["failed_rows"].get(name, "not built")
+        return (Cell(name), *(Cell("") for _ in range(width - 3)), Cell("not built", "bad"), Cell(reason, "bad"))
+    return (
+        Cell(name),
+        *(_speedup(row, scenario) for scenario in scenarios),
+        *(_number(row["metrics"].get(metric), 4) for metric in fidelity),
+        *(_number(row["metrics"].get(metric), 3) for metric in metrics),
+        Cell(_size(row)),
+        Cell(row["verdict"], _TONES.get(row["verdict"], "plain")),
+        _gates(name, row),
+    )
+
+
+def _speedup(row: Mapping[str, Any], scenario: str) -> Cell:
+    if row["verdict"] == "baseline":
+        latency = row["latency"].get(scenario)
+        return Cell(f"{latency['p50_ms']:.2f} ms" if latency else "", "faint")
+    ratio = row["ratios"].get(scenario)
+    if ratio is None:
+        return Cell(row["not_measured"].split(":")[0] or "not measured", "bad")
+    return Cell(f"{ratio['value']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}]", _TONES.get(ratio["verdict"], "plain"))
+
+
+def _number(figure: Mapping[str, Any] | None, digits: int) -> Cell:
+    if figure is None:
+        return Cell("")
+    text = f"{figure['value']:.{digits}f}"
+    if figure.get("low") is not None and figure.get("high") is not None:
+        text += f" [{figure['low']:.{digits - 1}f}, {figure['high']:.{digits - 1}f}]"
+    return Cell(text)
+
+
+def _size(row: Mapping[str, Any]) -> str:
+    # An eager model has no file of its own: its weights are in the recipe's hands.
+    return "" if row["kind"] == "reference" else f"{row['size_bytes'] / 1e6:.1f}"
+
+
+def _gates(name: str, row: Mapping[str, Any]) -> Cell:
+    if row["verdict"] == "baseline":
+        return Cell("")
+    refused = [gate for gate in row["gates"] if gate["outcome"] != "pass"]
+    if not refused:
+        return Cell("pass", "good")
+    names = list(dict.fromkeys(gate["gate"] for gate in refused))
+    return Cell(f"{row['outcome']}: {', '.join(names)}", _TONES[row["outcome"]])

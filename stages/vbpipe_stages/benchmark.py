@@ -1,0 +1,135 @@
+"""Time every row of a target against eager, in one interleaved run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
+
+from vbpipe import measure, samples
+from vbpipe.core import Inputs, Meta, Site, Spec, Stage
+from vbpipe.errors import StepFailed
+from vbpipe.plan import BASELINE, Layout
+from vbpipe.recipe.model import Model, Recipe, Target
+from vbpipe.runner import Runner, open_runner
+
+_SEED = 20
+
+
+class Benchmark(Spec):
+    """Measurements belong to the machine that took them: its identity is part of the key."""
+
+    name: ClassVar[str] = "benchmark"
+    version: ClassVar[int] = 1
+    scope: ClassVar[Literal["chain", "each", "target"]] = "target"
+    after: ClassVar[tuple[str, ...]] = ("build", "evaluate")
+    in_recipe: ClassVar[bool] = True
+    exclusive: ClassVar[bool] = True
+    """Nothing else runs while this does."""
+
+    scenarios: tuple[Mapping[str, Annotated[int, Field(ge=1)]], ...] = ()
+    """Sizes to measure, symbol to size; symbols left out take their optimum, and without any all do."""
+    precision: Annotated[float, Field(gt=0, le=1)] = 0.02
+    """Stop when every ratio's 95 % interval is at most this wide to each side."""
+    budget_s: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds for the whole measurement, process starts included."""
+    margin: Annotated[float, Field(ge=0, le=1)] = 0.02
+    """Differences up to this are "same"; never taken below the noise floor measured in the same run."""
+    min_groups: Annotated[int, Field(ge=2, le=1000)] = 8
+    """Fresh sets of processes; the interval is taken over them."""
+    max_groups: Annotated[int, Field(ge=2, le=1000)] = 40
+
+    model: SkipJsonSchema[Model | None] = None
+    """Set by `configure`, as is `threads`."""
+    threads: SkipJsonSchema[int] = 1
+    runners: SkipJsonSchema[Mapping[str, Runner]] = {}
+    """Set by `for_target`."""
+    taken: SkipJsonSchema[int] = 0
+    """Set by `vbpipe bench` to the time of the call: a measurement that no earlier one can stand for."""
+
+    @classmethod
+    def configure(cls, recipe: Recipe, target: Target) -> tuple[Stage, ...]:
+        facts = {"model": recipe.model, "threads": target.threads}
+        return (cls.model_validate({**recipe.stages.get(cls.name, {}), **facts}),)
+
+    def for_target(self, layout: Layout) -> Stage:
+        return self.model_copy(update={"runners": dict(layout.runners)})
+
+    def label(self) -> str:
+        return self.name
+
+    def consumes(self) -> frozenset[str]:
+        return frozenset({"reference", "torchscript", "onnx", "engine"})
+
+    def produces(self) -> str:
+        return "measurement"
+
+    def fingerprint(self, root: Path) -> Mapping[str, str]:
+        versions = {name: metadata.version(name) for name in ("numpy", "vbpipe")}
+        return {**versions, **{f"host.{name}": value for name, value in measure.host_identity().items()}}
+
+    def run(self, inputs: Inputs, out: Path, site: Site) -> Meta:
+        if BASELINE not in inputs:
+            raise StepFailed("eager was not built, so there is nothing to compare with.")
+        asked = {samples.describe(sizes): sizes for sizes in self.sizes()}
+        scenarios, expected = self._write_scenarios(asked, inputs, out, site)
+        settings = measure.Settings(
+            threads=self.threads,
+            min_groups=self.min_groups,
+            max_groups=max(self.min_groups, self.max_groups),
+            precision=self.precision,
+            budget_s=self.budget_s,
+            margin=self.margin,
+            seed=_SEED,
+        )
+        candidates = [
+            measure.Candidate(
+                name=row,
+                backend=self.runners[row].backend,
+                options=dict(self.runners[row].options),
+                kind=artifact.kind,
+                path=artifact.path,
+                root=site.root,
+            )
+            for row, artifact in inputs.items()
+        ]
+        found = measure.measure(
+            candidates, scenarios, settings, baseline=BASELINE, progress=site.progress, expected=expected
+        )
+        (out / "measurement.json").write_text(found.to_json(), encoding="utf-8")
+        return {
+            "groups": len(found.groups),
+            "problems": [str(problem) for problem in found.problems],
+            "not_measured": {o.candidate: f"{o.status}: {o.message}" for o in found.outcomes if o.status != "measured"},
+        }
+
+    def sizes(self) -> tuple[Mapping[str, int], ...]:
+        """Return the sizes to measure, each with every symbol of the profile."""
+        assert self.model is not None, "configure() sets it"
+        optimum = {name: dim.opt for name, dim in self.model.shapes.items()}
+        return tuple({**optimum, **sizes} for sizes in self.scenarios) or (optimum,)
+
+    def _write_scenarios(
+        self, asked: Mapping[str, Mapping[str, int]], inputs: Inputs, out: Path, site: Site
+    ) -> tuple[list[measure.Scenario], dict[str, Path]]:
+        """Write the inputs and eager's outputs of every scenario: a candidate that answers wrongly is never timed."""
+        assert self.model is not None, "configure() sets it"
+        scenarios, expected = [], {}
+        eager = inputs[BASELINE]
+        with open_runner(self.runners[BASELINE], eager.kind, eager.path, site.root) as run:
+            for index, (name, sizes) in enumerate(asked.items()):
+                site.progress(None, f"eager's outputs at {name}")
+                sample = samples.synthesize(self.model, sizes, _SEED + index)
+                inputs_path, outputs_path = out / f"inputs-{index}.safetensors", out / f"outputs-{index}.safetensors"
+                samples.save_arrays(inputs_path, sample)
+                samples.save_arrays(outputs_path, run(sample))
+                scenarios.append(measure.Scenario(name, inputs_path))
+                expected[name] = outputs_path
+        return scenarios, expected
+
+
+PLUGIN: type[Stage] = Benchmark

@@ -1,0 +1,203 @@
+"""Judge every row by the gates, and decide what each variant falls back to and what is shipped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from vbpipe import decide, measure
+from vbpipe.core import Inputs, Meta, Site, Spec, Stage
+from vbpipe.decide import Compare, Figure, GateResult, Row, VariantVerdict
+from vbpipe.measure import Measurement
+from vbpipe.plan import BASELINE, Layout
+from vbpipe.recipe.model import Gate as GateRule
+from vbpipe.recipe.model import Recipe, Target
+
+
+class Gate(Spec):
+    """Reads measurements, decides, writes `verdict.json`; measures nothing itself."""
+
+    name: ClassVar[str] = "gate"
+    version: ClassVar[int] = 1
+    scope: ClassVar[Literal["chain", "each", "target"]] = "target"
+    after: ClassVar[tuple[str, ...]] = ("benchmark", "evaluate")
+
+    gates: tuple[GateRule, ...]
+    chains: Mapping[str, tuple[str, ...]] = {}
+
+    @classmethod
+    def configure(cls, recipe: Recipe, target: Target) -> tuple[Stage, ...]:
+        return (cls(gates=recipe.gates),)
+
+    def for_target(self, layout: Layout) -> Stage:
+        return self.model_copy(update={"chains": dict(layout.chains)})
+
+    def label(self) -> str:
+        return self.name
+
+    def consumes(self) -> frozenset[str]:
+        return frozenset({"measurement", "evaluation", "reference", "torchscript", "onnx", "engine"})
+
+    def produces(self) -> str:
+        return "verdict"
+
+    def fingerprint(self, root: Path) -> Mapping[str, str]:
+        return {"vbpipe": metadata.version("vbpipe")}
+
+    def run(self, inputs: Inputs, out: Path, site: Site) -> Meta:
+        measurement = Measurement.from_json((inputs["measurement"].path / "measurement.json").read_bytes())
+        rows = {name: _row(name, inputs, measurement) for name in self._row_names() if name in inputs}
+        compare = self._compare(measurement, rows)
+        judged = {name: decide.judge_row(row, rows, self.gates, compare) for name, row in rows.items()}
+        verdicts = [self._judge_variant(v, chain, judged, rows) for v, chain in self.chains.items()]
+        shipped = decide.ship(verdicts, rows)
+        body = {
+            "format": 1,
+            "shipped": {"row": shipped.chosen, "variant": shipped.variant} if shipped else None,
+            "why_nothing": "" if shipped else _why_nothing(verdicts),
+            "variants": {v.variant: asdict(v) for v in verdicts},
+            "rows": {name: self._describe(name, rows, judged, compare, inputs, measurement) for name in rows},
+            "host": dict(measure.host_identity()),
+            "noise_floor": {name: _finite(measure.noise_floor(measurement, name)) for name in measurement.scenarios},
+            "problems": [str(problem) for problem in measurement.problems],
+        }
+        (out / "verdict.json").write_text(json.dumps(body, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        outcomes = [v.outcome for v in verdicts]
+        outcome = "fail" if "fail" in outcomes else "inconclusive" if "inconclusive" in outcomes else "pass"
+        return {"outcome": outcome, "shipped": body["shipped"]}
+
+    def _row_names(self) -> list[str]:
+        return list(dict.fromkeys(name for chain in self.chains.values() for name in chain))
+
+    def _previous(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for chain in self.chains.values():
+            for before, name in pairwise(chain):
+                # TorchScript is a branch of its own: ONNX follows eager, not TorchScript.
+                found.setdefault(name, BASELINE if before == BASELINE or "torchscript" in before else before)
+        return found
+
+    def _compare(self, measurement: Measurement, rows: Mapping[str, Row]) -> Compare:
+        previous = self._previous()
+        finals = {variant: chain[-1] for variant, chain in self.chains.items()}
+        pairs = {(n, over) for n in rows for over in {BASELINE, previous.get(n, BASELINE), *finals.values()} if over != n}
+        ratios = {pair: _ratios(measurement, *pair) for pair in sorted(pairs)}
+        noise = {scenario: measure.noise_floor(measurement, scenario) for scenario in measurement.scenarios}
+        return Compare(ratios=ratios, previous=previous, finals=finals, noise=noise)
+
+    def _judge_variant(
+        self, variant: str, chain: tuple[str, ...], judged: Mapping[str, tuple[GateResult, ...]], rows: Mapping[str, Row]
+    ) -> VariantVerdict:
+        there = [name for name in chain if name in rows]
+        return decide.judge_variant(variant, there, judged, rows, expected=chain[-1])
+
+    def _describe(
+        self,
+        name: str,
+        rows: Mapping[str, Row],
+        judged: Mapping[str, tuple[GateResult, ...]],
+        compare: Compare,
+        inputs: Inputs,
+        measurement: Measurement,
+    ) -> Mapping[str, Any]:
+        floor = {s: measure.noise_floor(measurement, s) for s in measurement.scenarios}
+        previous = compare.previous.get(name)
+        artifact = inputs[name]
+        return {
+            "variants": [variant for variant, chain in self.chains.items() if name in chain],
+            "kind": artifact.kind,
+            "digest": artifact.digest,
+            "size_bytes": _size(artifact.path),
+            "effect": artifact.meta.get("effect"),
+            "ratios": _described(measurement, name, BASELINE, floor),
+            "previous": previous,
+            "over_previous": _described(measurement, name, previous, floor) if previous else {},
+            "latency": _latency(measurement, name),
+            "metrics": {key: {"value": f.value, "low": f.low, "high": f.high} for key, f in rows[name].metrics.items()},
+            "check": artifact.meta.get("check", {}),
+            "gates": [asdict(result) for result in judged[name]],
+            "outcome": decide.worst(judged[name]),
+            "verdict": _overall_verdict(measurement, name, floor),
+            "not_measured": _not_measured(measurement, name),
+        }
+
+
+def _row(name: str, inputs: Inputs, measurement: Measurement) -> Row:
+    artifact = inputs[name]
+    metrics = {"size_mb": Figure(_size(artifact.path) / 1e6)}
+    for key in inputs:
+        if key.startswith(f"{name}@"):
+            metrics |= _evaluation(inputs[key].path)
+    speedups = {} if name == BASELINE else _ratios(measurement, name, BASELINE)
+    return Row(name, speedups, metrics, shippable=artifact.kind != "reference")
+
+
+def _evaluation(path: Path) -> dict[str, Figure]:
+    body = json.loads((path / "metrics.json").read_text(encoding="utf-8"))
+    return {name: Figure(f["value"], f.get("low"), f.get("high")) for name, f in body.items()}
+
+
+def _ratios(measurement: Measurement, name: str, over: str) -> dict[str, Figure]:
+    if name not in measurement.measured or over not in measurement.measured:
+        return {}
+    found = {s: measure.ratio(measurement, name, over, s) for s in measurement.scenarios}
+    return {s: Figure(r.value, r.low, _finite(r.high)) for s, r in found.items()}
+
+
+def _described(
+    measurement: Measurement, name: str, over: str, floor: Mapping[str, float]
+) -> dict[str, Mapping[str, Any]]:
+    if name == over or name not in measurement.measured or over not in measurement.measured:
+        return {}
+    found = {}
+    for scenario in measurement.scenarios:
+        r = measure.ratio(measurement, name, over, scenario)
+        judged = measure.verdict(r, measurement.settings.margin, floor[scenario])
+        found[scenario] = {
+            "value": r.value, "low": r.low, "high": _finite(r.high), "groups": r.groups, "verdict": judged
+        }  # fmt: skip
+    return found
+
+
+def _overall_verdict(measurement: Measurement, name: str, floor: Mapping[str, float]) -> str:
+    """Return "slower" if it is in any scenario, "faster" if it is in all; "mixed" in between says it depends."""
+    if name == BASELINE:
+        return "baseline"
+    found = {facts["verdict"] for facts in _described(measurement, name, BASELINE, floor).values()}
+    if not found:
+        return "not measured"
+    if len(found) == 1:
+        return str(found.pop())
+    return "slower" if "slower" in found else "inconclusive" if "inconclusive" in found else "mixed"
+
+
+def _latency(measurement: Measurement, name: str) -> dict[str, Mapping[str, Any]]:
+    found = {s: measure.latency(measurement, name, s) for s in measurement.scenarios}
+    return {s: asdict(facts) for s, facts in found.items() if facts is not None}
+
+
+def _not_measured(measurement: Measurement, name: str) -> str:
+    outcome = measurement.outcome(name)
+    return "" if outcome.status == "measured" else f"{outcome.status}: {outcome.message}"
+
+
+def _why_nothing(verdicts: list[VariantVerdict]) -> str:
+    first = [f"{v.variant}: {v.reasons[0]}" if v.reasons else v.variant for v in verdicts]
+    return "No row passes every gate; eager stays. " + " ".join(first)
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _finite(value: float) -> float:
+    """Return the value with infinity as a large number, which JSON can hold."""
+    return min(value, 1e9)
+
+
+PLUGIN: type[Stage] = Gate
