@@ -1,0 +1,1 @@
+"""Backends of the tests of recipes."""

@@ -1,0 +1,12 @@
+"""Options only."""
+
+from __future__ import annotations
+
+from vbpipe.core import Spec
+
+
+class TensorRT(Spec):
+    workspace_mib: int = 1024
+
+
+PLUGIN = TensorRT
