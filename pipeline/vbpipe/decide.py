@@ -89,7 +89,13 @@ def judge_row(row: Row, rows: Mapping[str, Row], gates: Sequence[Gate], compare:
     return tuple(results)
 
 
-def judge_variant(variant: str, chain: Sequence[str], judged: Mapping[str, Sequence[GateResult]], rows: Mapping[str, Row], expected: str) -> VariantVerdict:
+def judge_variant(
+    variant: str,
+    chain: Sequence[str],
+    judged: Mapping[str, Sequence[GateResult]],
+    rows: Mapping[str, Row],
+    expected: str,
+) -> VariantVerdict:
     """Return what a variant ships.
 
     Args:
@@ -129,7 +135,9 @@ def worst(results: Sequence[GateResult]) -> Outcome:
 
 def describe(gate: Gate) -> str:
     """Return the gate as people write it: "speedup over eager >= 1"."""
-    over = f" over {gate.over}" if gate.metric == "speedup" or gate.over != BASELINE or gate.max_drop is not None else ""
+    over = (
+        f" over {gate.over}" if gate.metric == "speedup" or gate.over != BASELINE or gate.max_drop is not None else ""
+    )
     bounds = []
     if gate.min is not None:
         bounds.append(f">= {gate.min:g}")

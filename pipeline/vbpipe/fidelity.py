@@ -67,7 +67,9 @@ def broken(outputs: Mapping[str, Array], expected: Mapping[str, Array]) -> str |
         if array.dtype.kind == "f":
             bad = ~np.isfinite(array) & np.isfinite(reference)
             if bad.any():
-                return f"output {name!r} holds {int(bad.sum())} values that are NaN or infinite where eager's are finite"
+                return (
+                    f"output {name!r} holds {int(bad.sum())} values that are NaN or infinite where eager's are finite"
+                )
     return None
 
 

@@ -179,9 +179,7 @@ class _Draft:
                 runnable.append((step, stage.label()))
         self.chains.append(Chain(variant, target_name, tuple(in_order)))
         if "engine" not in newest:
-            raise UsageError(
-                f"no stage builds an engine for variant {variant!r}.", where=f"targets.{target_name}"
-            )
+            raise UsageError(f"no stage builds an engine for variant {variant!r}.", where=f"targets.{target_name}")
         self._add_probes(recipe, variant, target_name, target, runnable, newest)
         return runnable
 

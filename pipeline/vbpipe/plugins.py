@@ -29,7 +29,8 @@ def names(role: Role) -> Mapping[str, str]:
         for name, module in _modules(entry.value, role):
             if found.setdefault(name, module) != module:
                 raise UsageError(
-                    f"two packages bring {role[:-1]} {name!r}: {found[name]} and {module}.", hint="Uninstall one of them."
+                    f"two packages bring {role[:-1]} {name!r}: {found[name]} and {module}.",
+                    hint="Uninstall one of them.",
                 )
     return found
 

@@ -77,7 +77,11 @@ def save(path: Path, rows: Sequence[Mapping[str, Array]]) -> None:
     import numpy as np
     from safetensors.numpy import save_file
 
-    flat = {f"{index:06d}/{name}": np.ascontiguousarray(array) for index, row in enumerate(rows) for name, array in row.items()}
+    flat = {
+        f"{index:06d}/{name}": np.ascontiguousarray(array)
+        for index, row in enumerate(rows)
+        for name, array in row.items()
+    }
     save_file(flat, str(path), metadata={"rows": str(len(rows))})
 
 

@@ -17,7 +17,7 @@ _ParseError: type[Exception] = next(c for c in reversed(typer.BadParameter.__mro
 # typer reads these annotations at run time: on Python 3.10 it needs Optional, not `X | None`, behind `from __future__`.
 
 
-class Exit(Exception):  # noqa: N818  # it is not an error
+class Exit(Exception):
     """Ends a command with an exit code after it has said everything."""
 
     def __init__(self, code: int) -> None:
@@ -27,7 +27,7 @@ class Exit(Exception):  # noqa: N818  # it is not an error
 
 app = typer.Typer(
     name="vbpipe",
-    help="Build model variants into engines, measure every step against eager, ship only what is faster and still right.",
+    help="Build model variants into engines, measure every step against eager, ship only what is faster and right.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -45,6 +45,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 Variants = Annotated[list[str], typer.Option("--variant", help="Only this variant; may be given again.")]
 Targets = Annotated[list[str], typer.Option("--target", help="Only this target; may be given again.")]
 Sets = Annotated[list[str], typer.Option("--set", metavar="PATH=VALUE", help="Change the recipe for this run.")]
+Outside = Annotated[bool, typer.Option("--allow-outside", help="Let the recipe name files outside its folder.")]
 StorePath = Annotated[
     Path, typer.Option("--store", envvar="VBPIPE_STORE", help="The store's folder.", show_default=True)
 ]
@@ -81,11 +82,17 @@ def init(
 
 
 @app.command()
-def check(recipe: RecipePath, sets: Sets = [], json: Json = False) -> None:  # noqa: B006  # typer copies defaults
+def check(
+    recipe: RecipePath,
+    sets: Sets = [],  # noqa: B006  # typer copies defaults
+    allow_outside: Outside = False,
+    json: Json = False,
+) -> None:
     """Check a recipe and name everything wrong with it; loads nothing heavy."""
     from vbpipe.cli.check import check_recipe
+    from vbpipe.cli.request import RecipeRequest
 
-    check_recipe(recipe, sets, as_json=json)
+    check_recipe(RecipeRequest(recipe, tuple(sets), allow_outside), as_json=json)
 
 
 @app.command()
@@ -94,13 +101,15 @@ def plan(
     variant: Variants = [],  # noqa: B006
     target: Targets = [],  # noqa: B006
     sets: Sets = [],  # noqa: B006
+    allow_outside: Outside = False,
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
     """Show the steps, which are in the store, and what makes the others a miss."""
     from vbpipe.cli.plan import show_plan
+    from vbpipe.cli.request import RecipeRequest
 
-    show_plan(recipe, variant, target, sets, store, as_json=json)
+    show_plan(RecipeRequest(recipe, tuple(sets), allow_outside, tuple(variant), tuple(target)), store, as_json=json)
 
 
 @app.command()
@@ -109,6 +118,7 @@ def build(
     variant: Variants = [],  # noqa: B006
     target: Targets = [],  # noqa: B006
     sets: Sets = [],  # noqa: B006
+    allow_outside: Outside = False,
     store: StorePath = DEFAULT_STORE,
     out: Annotated[Path, typer.Option(help="Reports and bundles go to OUT/<recipe>/.")] = DEFAULT_OUT,
     jobs: Annotated[int, typer.Option(min=0, help="Steps at a time; 0: as many as there are cores, at most 4.")] = 0,
@@ -116,10 +126,11 @@ def build(
     json: Json = False,
 ) -> None:
     """Run the plan: build, check and measure every step, then package what is faster and right."""
-    from vbpipe.cli.build import BuildRequest, build_recipe
+    from vbpipe.cli.build import BuildPlaces, build_recipe
+    from vbpipe.cli.request import RecipeRequest
 
-    request = BuildRequest(recipe, tuple(variant), tuple(target), tuple(sets), store, out, jobs, timeout)
-    raise Exit(build_recipe(request, as_json=json))
+    request = RecipeRequest(recipe, tuple(sets), allow_outside, tuple(variant), tuple(target))
+    raise Exit(build_recipe(request, BuildPlaces(store, out), jobs, timeout, as_json=json))
 
 
 @app.command()
@@ -128,6 +139,7 @@ def bench(
     variant: Variants = [],  # noqa: B006
     target: Targets = [],  # noqa: B006
     sets: Sets = [],  # noqa: B006
+    allow_outside: Outside = False,
     store: StorePath = DEFAULT_STORE,
     precision: Annotated[float, typer.Option(min=0.001, max=1, help="Half width to reach, for bundles.")] = 0.02,
     budget: Annotated[float, typer.Option(min=1, help="Seconds, for bundles.")] = 60.0,
@@ -135,9 +147,11 @@ def bench(
 ) -> None:
     """Measure again, here: a recipe's rows, or bundles against each other."""
     from vbpipe.cli.bench import bench_bundles, bench_recipe
+    from vbpipe.cli.request import RecipeRequest
 
     if len(what) == 1 and what[0].is_file():
-        raise Exit(bench_recipe(what[0], variant, target, sets, store, as_json=json))
+        request = RecipeRequest(what[0], tuple(sets), allow_outside, tuple(variant), tuple(target))
+        raise Exit(bench_recipe(request, store, as_json=json))
     bench_bundles(what, precision, budget, as_json=json)
 
 
@@ -206,7 +220,9 @@ def store_why(
 @store_app.command("verify")
 def store_verify(
     store: StorePath = DEFAULT_STORE,
-    repair: Annotated[bool, typer.Option("--repair", help="Set damaged entries aside; a build makes them again.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Set damaged entries aside; a build makes them again.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Read every byte and name what is damaged; exits with 3 if anything is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -13,21 +13,18 @@ from pydantic import BaseModel
 from vbpipe import measure, runtime, samples
 from vbpipe.cli.build import print_report, settings
 from vbpipe.cli.progress import reporter
+from vbpipe.cli.request import RecipeRequest
 from vbpipe.cli.terminal import print_grid, print_json, stderr, stdout
 from vbpipe.errors import UsageError
-from vbpipe.plan import Plan, make_plan
-from vbpipe.recipe.load import load
+from vbpipe.plan import Plan
 from vbpipe.report import Cell, Grid, make_report
 from vbpipe.run.executor import execute
 from vbpipe.store import Store
 
 
-def bench_recipe(
-    recipe: Path, variants: Sequence[str], targets: Sequence[str], sets: Sequence[str], store: Path, *, as_json: bool
-) -> int:
+def bench_recipe(request: RecipeRequest, store: Path, *, as_json: bool) -> int:
     """Build what is missing, time every row anew, print the table and return the exit code; packages nothing."""
-    loaded = load(recipe, overrides=sets)
-    plan = make_plan(loaded.name, loaded.variants, only_variants=variants, only_targets=targets)
+    loaded, plan = request.open()
     again = _measured_anew(plan)
     with reporter(stderr(), again) as watching:
         opened = Store(store.absolute(), warn=watching.warn)
@@ -88,8 +85,12 @@ def _measured_anew(plan: Plan) -> Plan:
             steps[benchmark] = dataclasses.replace(step, stage=stage)
         if package is not None:
             del steps[package]
-    finals = {t: {n: i for n, i in f.items() if n != "package"} for t, f in plan.finals.items()}
+    finals = {target: _without_package(final) for target, final in plan.finals.items()}
     return dataclasses.replace(plan, steps=steps, finals=finals)
+
+
+def _without_package(finals: Mapping[str, str]) -> Mapping[str, str]:
+    return {name: step for name, step in finals.items() if name != "package"}
 
 
 def _grid(found: measure.Measurement) -> Grid:

@@ -10,41 +10,35 @@ from typing import Any
 
 from vbpipe.cli.deliver import deliver_bundle, write_reports
 from vbpipe.cli.progress import reporter
+from vbpipe.cli.request import RecipeRequest
 from vbpipe.cli.terminal import print_grid, print_json, stderr, stdout, styled
-from vbpipe.plan import make_plan
-from vbpipe.recipe.load import load
 from vbpipe.report import conclusions, grid, make_report
 from vbpipe.run.executor import RunSettings, execute
 from vbpipe.store import Store
 
 
 @dataclass(frozen=True)
-class BuildRequest:
-    """What the command line asked for."""
+class BuildPlaces:
+    """Where a build keeps its cache, and where it leaves reports and bundles."""
 
-    recipe: Path
-    variants: tuple[str, ...]
-    targets: tuple[str, ...]
-    sets: tuple[str, ...]
     store: Path
     out: Path
-    jobs: int
-    timeout_s: float | None
 
 
-def build_recipe(request: BuildRequest, *, as_json: bool) -> int:
+def build_recipe(
+    request: RecipeRequest, places: BuildPlaces, jobs: int, timeout_s: float | None, *, as_json: bool
+) -> int:
     """Build a recipe, print what came of it, and return the exit code."""
-    loaded = load(request.recipe, overrides=request.sets)
-    plan = make_plan(loaded.name, loaded.variants, only_variants=request.variants, only_targets=request.targets)
+    loaded, plan = request.open()
     console = stderr()
     with reporter(console, plan) as watching:
-        store = Store(request.store.absolute(), warn=watching.warn)
-        results = execute(plan, store, settings(loaded.root, request.jobs, request.timeout_s), watching)
+        store = Store(places.store.absolute(), warn=watching.warn)
+        results = execute(plan, store, settings(loaded.root, jobs, timeout_s), watching)
     report = make_report(plan, results, recipe_digest=loaded.digest)
-    folder = request.out / loaded.name
+    folder = places.out / loaded.name
     for target in plan.targets:
         step = plan.finals[target].get("package")
-        artifact = results[step].artifact if step in results else None
+        artifact = results[step].artifact if step is not None and step in results else None
         report["targets"][target]["bundle_path"] = deliver_bundle(artifact, folder / target)
     written = write_reports(report, folder)
     if as_json:

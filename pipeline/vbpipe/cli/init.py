@@ -78,7 +78,9 @@ def _guess(name: str, module: Any) -> _Guess:
         return _Guess(name, "int64", ("batch", "seq"), values, "by its name")
     for kind, layer in layers:
         if kind == "Embedding":
-            return _Guess(name, "int64", ("batch", "seq"), f"{{low: 0, high: {layer.num_embeddings}}}", "from Embedding")
+            return _Guess(
+                name, "int64", ("batch", "seq"), f"{{low: 0, high: {layer.num_embeddings}}}", "from Embedding"
+            )
         if kind == "Conv2d":
             return _Guess(name, "float32", ("batch", str(layer.in_channels), "224", "224"), "normal", "from Conv2d")
         if kind == "Conv1d":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,12 @@ from typing import Any
 from rich.table import Table
 
 from vbpipe.cli.progress import title
+from vbpipe.cli.request import RecipeRequest
 from vbpipe.cli.terminal import print_json, stdout, styled
 from vbpipe.core import cache_key
 from vbpipe.errors import VbpipeError
-from vbpipe.plan import Plan, Step, make_plan
-from vbpipe.recipe.load import load
-from vbpipe.report.table import Cell
+from vbpipe.plan import Plan, Step
+from vbpipe.report.table import Cell, Tone
 from vbpipe.store import Entry, Store
 
 
@@ -30,12 +30,12 @@ class Forecast:
     digest: str | None = None
 
 
-def show_plan(
-    recipe: Path, variants: Sequence[str], targets: Sequence[str], sets: Sequence[str], store: Path, *, as_json: bool
-) -> None:
+_TONES: Mapping[str, Tone] = {"hit": "good", "miss": "doubtful", "waits": "faint"}
+
+
+def show_plan(request: RecipeRequest, store: Path, *, as_json: bool) -> None:
     """Print every step with its forecast, and what can't be built on this host."""
-    loaded = load(recipe, overrides=sets)
-    plan = make_plan(loaded.name, loaded.variants, only_variants=variants, only_targets=targets)
+    loaded, plan = request.open()
     forecasts = forecast(plan, Store(store.absolute()), loaded.root)
     if as_json:
         print_json({"recipe": loaded.name, "steps": [_as_json(f) for f in forecasts], "unavailable": unavailable(plan)})
@@ -45,7 +45,7 @@ def show_plan(
     for column in ("step", "state", "why"):
         table.add_column(column)
     for found in forecasts:
-        tone = "good" if found.state == "hit" else "doubtful" if found.state == "miss" else "faint"
+        tone = _TONES[found.state]
         table.add_row(styled(Cell(title(found.step))), styled(Cell(found.state, tone)), styled(Cell(found.why)))
     console.print(table)
     for target, reason in unavailable(plan).items():
@@ -60,7 +60,9 @@ def forecast(plan: Plan, store: Store, root: Path) -> list[Forecast]:
     found: dict[str, Forecast] = {}
     for step_id, step in plan.steps.items():
         waits = [plan.steps[i].label for i in step.needs.values() if found[i].digest is None]
-        found[step_id] = Forecast(step, "waits", f"after {waits[0]}") if waits else _look(step, found, store, root, entries)
+        found[step_id] = (
+            Forecast(step, "waits", f"after {waits[0]}") if waits else _look(step, found, store, root, entries)
+        )
     return list(found.values())
 
 
@@ -76,9 +78,7 @@ def unavailable(plan: Plan) -> dict[str, str]:
     return found
 
 
-def _look(
-    step: Step, found: Mapping[str, Forecast], store: Store, root: Path, entries: tuple[Entry, ...]
-) -> Forecast:
+def _look(step: Step, found: Mapping[str, Forecast], store: Store, root: Path, entries: tuple[Entry, ...]) -> Forecast:
     try:
         key = cache_key(step.stage, {name: found[i].digest or "" for name, i in step.needs.items()}, root)
     except VbpipeError as error:

@@ -65,7 +65,9 @@ def _read(path: Path) -> dict[str, Array]:
                 return {name: file[name] for name in file.files}
         return dict(load_file(str(path)))
     except (OSError, ValueError, SafetensorError) as error:
-        raise UsageError(f"it holds no named arrays ({error}).", where=str(path), hint="Use .safetensors or .npz.") from error
+        raise UsageError(
+            f"it holds no named arrays ({error}).", where=str(path), hint="Use .safetensors or .npz."
+        ) from error
 
 
 def _write(path: Path, arrays: Mapping[str, Array]) -> None:

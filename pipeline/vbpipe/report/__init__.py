@@ -5,4 +5,15 @@ from vbpipe.report.junit import as_junit
 from vbpipe.report.markdown import as_markdown
 from vbpipe.report.table import Cell, Grid, conclusions, grid
 
-__all__ = ["FORMAT", "Cell", "Grid", "as_junit", "as_markdown", "conclusions", "exit_code", "grid", "make_report", "read_report"]
+__all__ = [
+    "FORMAT",
+    "Cell",
+    "Grid",
+    "as_junit",
+    "as_markdown",
+    "conclusions",
+    "exit_code",
+    "grid",
+    "make_report",
+    "read_report",
+]

@@ -44,7 +44,8 @@ def grid(report: Mapping[str, Any], target: str) -> Grid | None:
     fidelity = [n for n in _FIDELITY if any(n in row["metrics"] for row in verdict["rows"].values())]
     columns = ("step", *scenarios, *fidelity, *metrics, "MB", "verdict", "gates")
     rows = [_row(name, facts, verdict, scenarios, fidelity, metrics, len(columns)) for name in facts["rows"]]
-    title = f"{report['recipe']['name']} on {target} ({facts['backend']}, {facts['threads']} threads): speed-up over eager [95 % interval]"
+    host = f"{facts['backend']}, {facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"
+    title = f"{report['recipe']['name']} on {target} ({host}): speed-up over eager [95 % interval]"
     return Grid(title, columns, tuple(rows))
 
 
@@ -106,7 +107,7 @@ def _row(
         *(_number(row["metrics"].get(metric), 3) for metric in metrics),
         Cell(_size(row)),
         Cell(row["verdict"], _TONES.get(row["verdict"], "plain")),
-        _gates(name, row),
+        _gates(row),
     )
 
 
@@ -117,7 +118,9 @@ def _speedup(row: Mapping[str, Any], scenario: str) -> Cell:
     ratio = row["ratios"].get(scenario)
     if ratio is None:
         return Cell(row["not_measured"].split(":")[0] or "not measured", "bad")
-    return Cell(f"{ratio['value']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}]", _TONES.get(ratio["verdict"], "plain"))
+    return Cell(
+        f"{ratio['value']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}]", _TONES.get(ratio["verdict"], "plain")
+    )
 
 
 def _number(figure: Mapping[str, Any] | None, digits: int) -> Cell:
@@ -134,7 +137,7 @@ def _size(row: Mapping[str, Any]) -> str:
     return "" if row["kind"] == "reference" else f"{row['size_bytes'] / 1e6:.1f}"
 
 
-def _gates(name: str, row: Mapping[str, Any]) -> Cell:
+def _gates(row: Mapping[str, Any]) -> Cell:
     if row["verdict"] == "baseline":
         return Cell("")
     refused = [gate for gate in row["gates"] if gate["outcome"] != "pass"]

@@ -16,7 +16,9 @@ EXACT_LIMIT = 1e-2
 graph optimizers stay near 1e-5; a wrong graph is off by far more than 1e-2."""
 
 
-def check(kind: str, out: Path, runner: Runner, inputs: Mapping[str, Artifact], root: Path, *, exact: bool) -> Mapping[str, Any]:
+def check(
+    kind: str, out: Path, runner: Runner, inputs: Mapping[str, Artifact], root: Path, *, exact: bool
+) -> Mapping[str, Any]:
     """Run the artifact in `out` on every check sample and return its closeness to eager, by metric name.
 
     Args:

@@ -134,21 +134,17 @@ class _Run:
         key: CacheKey | None = None
         try:
             key = cache_key(step.stage, {n: a.digest for n, a in inputs.items()}, self.settings.root)
-            hit = self._get(step, key)
+            hit = self.store.get(key, *step.identities)
             if hit is not None:
                 return StepResult(step, "hit", hit, key, time.monotonic() - began)
             with self.store.locked(key, lambda holder: self.reporter.waiting(step, holder)):
                 # Whoever held the lock may have made it meanwhile.
-                hit = self._get(step, key)
+                hit = self.store.get(key, *step.identities)
                 if hit is not None:
                     return StepResult(step, "hit", hit, key, time.monotonic() - began)
                 return self._make(step, key, inputs)
         except VbpipeError as error:
             return StepResult(step, "failed", key=key, seconds=time.monotonic() - began, error=error)
-
-    def _get(self, step: Step, key: CacheKey) -> Artifact | None:
-        found = [self.store.get(key, identity) for identity in step.identities]
-        return found[0]
 
     def _make(self, step: Step, key: CacheKey, inputs: Mapping[str, Artifact]) -> StepResult:
         alone = bool(getattr(step.stage, "exclusive", False))
@@ -171,10 +167,8 @@ class _Run:
                 return StepResult(step, "failed", key=key, seconds=time.monotonic() - began, error=error, failure=kept)
             seconds = time.monotonic() - began
             artifact = self.store.put(
-                key, identity=step.identities[0], kind=step.stage.produces(), source_dir=out, meta=meta, seconds=seconds
+                key, *step.identities, kind=step.stage.produces(), source_dir=out, meta=meta, seconds=seconds
             )
-        for identity in step.identities[1:]:
-            self.store.get(key, identity)
         return StepResult(step, "built", artifact, key, seconds)
 
 

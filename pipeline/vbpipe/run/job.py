@@ -91,4 +91,3 @@ class Job:
 def result_path(job_path: Path) -> Path:
     """Return where the worker leaves what the step said of its artifact, or why it failed."""
     return job_path.with_suffix(".result.json")
-

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ class StepProcess:
                     raise StepFailed("stopped.")
                 if deadline is not None and time.monotonic() > deadline:
                     raise StepFailed(
-                        f"it took longer than {self._timeout_s:g} s and was stopped.", hint="Give it more with --timeout."
+                        f"it took longer than {self._timeout_s:g} s and was stopped.",
+                        hint="Give it more with --timeout.",
                     )
                 if not open_pipe:
                     self._stop.wait(_TICK_S / 10)
@@ -112,10 +114,8 @@ def _parsed(line: bytes) -> tuple[float | None, str]:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill the step's process and whatever it started: they share a session of their own."""
     if process.poll() is None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
 
 

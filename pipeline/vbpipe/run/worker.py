@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +83,8 @@ def _reporter() -> Callable[[float | None, str], None]:
         if now - last < 0.1 and fraction is not None and fraction < 1:
             return
         last = now
-        try:
-            print(json.dumps([fraction, message]), file=pipe)  # noqa: T201  # the pipe to the build, not a terminal
-        except BrokenPipeError:
-            pass
+        with suppress(BrokenPipeError):
+            print(json.dumps([fraction, message]), file=pipe)  # the pipe to the build, not a terminal
 
     return report
 

@@ -1,0 +1,5 @@
+"""`python -m vbpipe.cli`."""
+
+from vbpipe.cli import main
+
+main()

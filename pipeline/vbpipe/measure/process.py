@@ -1,0 +1,233 @@
+"""The measuring process's side of a worker: start it, ask it, and know why it does not answer."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from vbpipe.measure import messages
+from vbpipe.measure.record import Status
+
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "TBB_NUM_THREADS",
+)
+_POLL_S = 0.25
+_CLOSE_S = 5.0
+_TAIL_BYTES = 4000
+_TAIL_LINES = 30
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a worker gives no times, with the end of what it printed."""
+
+    status: Status
+    message: str
+    log_tail: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request. A worker that says nothing for `timeout_s` is hung."""
+
+    worker: Worker
+    request: messages.Request
+    timeout_s: float
+
+
+class Worker:
+    """One child process; it starts with its first request, so that a queue of them starts a few at a time.
+
+    Args:
+        log: file for everything it prints.
+        threads: value of the environment's thread counts.
+    """
+
+    def __init__(self, log: Path, threads: int) -> None:
+        self._log = log
+        self._threads = threads
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests = -1
+        self._replies = -1
+        self._unread = b""
+        self._began = 0.0
+        self.start_s = 0.0
+        """From starting the interpreter to the first sign of a loaded engine."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when the worker has said something or is gone."""
+        return self._replies
+
+    @property
+    def pid(self) -> int:
+        """Return the process id; 0 before it started."""
+        return self._process.pid if self._process else 0
+
+    def send(self, request: messages.Request) -> None:
+        """Send a request, starting the process first if need be. A worker that is gone is noticed by `receive`."""
+        if self._process is None:
+            self._spawn()
+        rest = messages.REQUEST.dump_json(request) + b"\n"
+        try:
+            while rest:
+                rest = rest[os.write(self._requests, rest) :]
+        except BrokenPipeError:
+            return
+
+    def receive(self) -> messages.Reply | Failure | None:
+        """Return the next reply if it is complete, None if more is to come; call it when readable."""
+        if b"\n" not in self._unread:
+            read = os.read(self._replies, 1 << 16)
+            if not read:
+                return self._gone()
+            self._unread += read
+        if b"\n" not in self._unread:
+            return None
+        line, self._unread = self._unread.split(b"\n", 1)
+        try:
+            reply = messages.REPLY.validate_json(line)
+        except ValidationError:
+            return Failure("failed", "it wrote into the pipe that is for messages only.", self._tail())
+        if isinstance(reply, messages.Raised):
+            return Failure("failed", reply.message, self._tail())
+        if isinstance(reply, messages.Wrong):
+            return Failure("wrong", reply.message, self._tail())
+        if not self.start_s:
+            self.start_s = time.monotonic() - self._began
+        return reply
+
+    def hung(self, timeout_s: float) -> Failure:
+        """Have it write its stacks to the log, kill it, and return the failure."""
+        assert self._process is not None, "only a started worker can hang"
+        self._process.send_signal(signal.SIGUSR1)
+        time.sleep(0.2)
+        tail = self._tail()
+        self.kill()
+        return Failure("hung", f"no answer for {timeout_s:g} s.", tail)
+
+    def let_go(self) -> None:
+        """Close its request pipe: it closes its engine and exits."""
+        if self._requests >= 0:
+            os.close(self._requests)
+            self._requests = -1
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for it to exit, and kill it after `timeout_s`."""
+        self.let_go()
+        if self._process is not None:
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        if self._replies >= 0:
+            os.close(self._replies)
+            self._replies = -1
+
+    def kill(self) -> None:
+        """Kill it and the processes that it started."""
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)  # it leads its own session; unreaped, so the id is still its
+            self._process.wait()
+
+    def _spawn(self) -> None:
+        theirs_in, self._requests = os.pipe()
+        self._replies, theirs_out = os.pipe()
+        command = [sys.executable, "-m", "vbpipe.measure.worker", str(theirs_in), str(theirs_out), str(os.getpid())]
+        self._began = time.monotonic()
+        try:
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=_environment(self._threads),
+                    pass_fds=(theirs_in, theirs_out),
+                    start_new_session=True,
+                )
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+
+    def _gone(self) -> Failure:
+        assert self._process is not None, "only a started worker has a pipe"
+        try:
+            code = self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return Failure("crashed", "it closed the pipe for messages and went on running.", self._tail())
+        return Failure("crashed", _describe_exit(code), self._tail())
+
+    def _tail(self) -> str:
+        with self._log.open("rb") as log:
+            log.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
+            text = log.read().decode(errors="replace")
+        printable = "".join(char for char in text if char.isprintable() or char in "\n\t")
+        return "\n".join(printable.splitlines()[-_TAIL_LINES:])
+
+
+def exchange(asks: Sequence[Ask], slots: int) -> Mapping[Worker, messages.Reply | Failure]:
+    """Put requests to workers, at most `slots` at work at a time in the order given, and return their answers."""
+    answers: dict[Worker, messages.Reply | Failure] = {}
+    waiting = list(reversed(asks))
+    busy: dict[Worker, tuple[Ask, float]] = {}
+    while waiting or busy:
+        while waiting and len(busy) < slots:
+            ask = waiting.pop()
+            ask.worker.send(ask.request)
+            busy[ask.worker] = (ask, time.monotonic() + ask.timeout_s)
+        soonest_s = min(deadline for _, deadline in busy.values()) - time.monotonic()
+        readable, _, _ = select.select(list(busy), [], [], max(0.0, min(soonest_s, _POLL_S)))
+        for worker in readable:
+            ask, _ = busy[worker]
+            reply = worker.receive()
+            if isinstance(reply, messages.Progress):
+                busy[worker] = (ask, time.monotonic() + ask.timeout_s)
+            elif reply is not None:
+                answers[worker] = reply
+                del busy[worker]
+        for worker, (ask, deadline) in list(busy.items()):
+            if time.monotonic() > deadline:
+                answers[worker] = worker.hung(ask.timeout_s)
+                del busy[worker]
+    return answers
+
+
+def close_all(workers: Sequence[Worker], *, at_once: bool) -> None:
+    """End all workers: by closing their pipes and waiting a few seconds, or `at_once`."""
+    for worker in workers:
+        worker.kill() if at_once else worker.let_go()
+    deadline = time.monotonic() + _CLOSE_S
+    for worker in workers:
+        worker.wait(max(0.0, deadline - time.monotonic()))
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """Return the parent's environment with equal thread counts, set before the interpreter that reads them starts."""
+    fixed = {name: str(threads) for name in _THREAD_VARIABLES}
+    return {**os.environ, **fixed, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", "PYTHONHASHSEED": "0"}
+
+
+def _describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"it exited with code {code} before it answered."
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    more = " Out of memory?" if name == "SIGKILL" else ""
+    return f"it was ended by {name}.{more}"

@@ -1,0 +1,208 @@
+"""The process that opens one candidate and times it when told: `python -m vbpipe.measure.worker IN OUT PARENT`.
+
+Messages travel on the two file descriptors IN and OUT, never on stdout, which belongs to whatever the backend prints.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import math
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from vbpipe import plugins
+from vbpipe.core import Backend, Run
+from vbpipe.measure import facts, messages
+from vbpipe.measure.correctness import fault
+from vbpipe.measure.statistics import stable
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+_PR_SET_PDEATHSIG = 1
+_BUFFERS = 3  # copies of the inputs, used in turn: a server's inputs are not at one address for ever
+_CHUNK_S = 0.01
+_MAX_WARMUP_CALLS = 5000
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A scenario in this process: copies of its inputs, and what is right."""
+
+    feeds: tuple[Arrays, ...]
+    expected: Arrays | None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Wall nanoseconds of each call, processor nanoseconds of this process over all, and the last outputs."""
+
+    ns: tuple[int, ...]
+    cpu_ns: int
+    outputs: Arrays
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve until the request pipe closes."""
+    request_fd, reply_fd, parent = (int(argument) for argument in arguments)
+    _die_with(parent)
+    for fd in (request_fd, reply_fd):
+        os.set_inheritable(fd, False)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the parent asks a hung worker where it is
+    requests, replies = os.fdopen(request_fd, "rb"), os.fdopen(reply_fd, "wb", buffering=0)
+    sys.excepthook = _reporter(replies)
+    line = requests.readline()
+    if line:
+        opening = messages.REQUEST.validate_json(line)
+        assert isinstance(opening, messages.Open), "the first request opens"
+        _serve(opening, requests, replies)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the engine is closed; destructors of vendor libraries at interpreter exit hang now and then
+
+
+def time_calls(run: Run, feeds: Sequence[Arrays], calls: int) -> Timing:
+    """Time `calls` calls, at least one, without garbage collection and with nothing but the clock between them."""
+    ns, clock = [0] * calls, time.perf_counter_ns
+    order = [feeds[index % len(feeds)] for index in range(calls)]
+    outputs: Arrays = {}
+    gc.disable()
+    cpu_begin = time.process_time_ns()
+    for index, feed in enumerate(order):
+        begin = clock()
+        outputs = run(feed)
+        ns[index] = clock() - begin
+    cpu_ns = time.process_time_ns() - cpu_begin
+    gc.enable()
+    return Timing(tuple(ns), cpu_ns, outputs)
+
+
+def warm_up(run: Run, feeds: Sequence[Arrays], request: messages.Warm) -> messages.Warmed:
+    """Call until chunk medians stop drifting, for at least the asked calls and time, and never past the limit."""
+    begin, ns, medians = time.perf_counter(), list[int](), list[float]()
+    while True:
+        chunk = max(1, math.ceil(_CHUNK_S * 1e9 / max(1, median(ns[-5:])))) if ns else 1
+        took = time_calls(run, feeds, min(chunk, request.min_calls)).ns
+        ns.extend(took)
+        medians.append(median(took))
+        spent_s = time.perf_counter() - begin
+        cut = len(ns) >= 2 and (spent_s >= request.max_s or len(ns) >= _MAX_WARMUP_CALLS)
+        enough = len(ns) >= request.min_calls and spent_s >= request.min_s and len(medians) >= 10
+        if cut or (enough and stable(medians)):
+            return messages.Warmed(tuple(ns), stable(medians))
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process with its parent, however the parent ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)  # the parent ended before the line above
+
+
+def _reporter(replies: BinaryIO) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.__excepthook__(kind, error, trace)
+        sys.stderr.flush()
+        _say(replies, messages.Raised(f"{kind.__name__}: {error}"))
+
+    return report
+
+
+def _serve(opening: messages.Open, requests: BinaryIO, replies: BinaryIO) -> None:
+    _limit(opening)
+    begin = time.perf_counter()
+    make = cast("Callable[..., Backend]", plugins.backend(opening.backend))
+    with make(**opening.options).open(opening.kind, opening.path, opening.threads, opening.root) as run:
+        load_s = time.perf_counter() - begin
+        _say(replies, messages.Progress())
+        trials, first_call_ms = dict[str, Trial](), dict[str, float]()
+        for load in opening.loads:
+            trials[load.scenario] = trial = _trial(load)
+            first = time_calls(run, trial.feeds, 1)
+            first_call_ms[load.scenario] = first.ns[0] / 1e6
+            found = fault(first.outputs, trial.expected, opening.min_cosine)
+            if found:
+                _say(replies, messages.Wrong(f"scenario {load.scenario!r}: {found}"))
+                return
+            _say(replies, messages.Progress())
+        gc.collect()
+        gc.freeze()  # what loading left is never garbage: later collections need not look at it
+        _say(replies, messages.Opened(load_s, first_call_ms))
+        _obey(run, trials, opening.min_cosine, requests, replies)
+
+
+def _limit(opening: messages.Open) -> None:
+    """Set cores and memory before the backend starts threads, which inherit both."""
+    if opening.cpus is not None:
+        os.sched_setaffinity(0, opening.cpus)
+    if opening.memory_limit_mib is not None:
+        limit = opening.memory_limit_mib * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _trial(load: messages.Load) -> Trial:
+    from safetensors.numpy import load_file
+
+    inputs = load_file(load.inputs)
+    feeds = tuple({name: array.copy() for name, array in inputs.items()} for _ in range(_BUFFERS))
+    return Trial(feeds, None if load.expected is None else load_file(load.expected))
+
+
+def _obey(
+    run: Run, trials: Mapping[str, Trial], min_cosine: float | None, requests: BinaryIO, replies: BinaryIO
+) -> None:
+    newest: dict[str, Arrays] = {}
+    for line in requests:
+        request = messages.REQUEST.validate_json(line)
+        if isinstance(request, messages.Warm):
+            _say(replies, warm_up(run, trials[request.scenario].feeds, request))
+        elif isinstance(request, messages.Time):
+            feeds = trials[request.scenario].feeds
+            time.sleep(request.settle_s)
+            run(feeds[-1])  # untimed: the workers before this one have taken its cache lines
+            timing = time_calls(run, feeds, request.calls)
+            newest[request.scenario] = timing.outputs
+            _say(replies, messages.Timed(timing.ns, timing.cpu_ns))
+        else:
+            found = {name: fault(outputs, trials[name].expected, min_cosine) for name, outputs in newest.items()}
+            wrong = [f"scenario {name!r}, after timing: {what}" for name, what in found.items() if what]
+            _say(replies, messages.Wrong(wrong[0]) if wrong else _finished())
+
+
+def _finished() -> messages.Finished:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return messages.Finished(_peak_rss_mib(), used.ru_nivcsw, used.ru_majflt, facts.affinity())
+
+
+def _peak_rss_mib() -> float:
+    """Return this process's own peak. ru_maxrss can't tell: Linux lets it start at the parent's size across exec."""
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else ():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _say(replies: BinaryIO, reply: messages.Reply) -> None:
+    rest = memoryview(messages.REPLY.dump_json(reply) + b"\n")
+    while rest:  # an unbuffered pipe may take only a part
+        rest = rest[replies.write(rest) :]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

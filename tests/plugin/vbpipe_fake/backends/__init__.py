@@ -1,0 +1,1 @@
+"""No backends of its own."""
