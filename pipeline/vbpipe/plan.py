@@ -271,11 +271,13 @@ def _is_runnable(kind: str) -> bool:
 
 
 def _row_names(runnable: Mapping[str, Sequence[tuple[str, str]]]) -> dict[str, str]:
-    """Return step id to row name: the bare label where all variants share the step, else "variant/label"."""
+    """Return step id to row name: the bare label where all variants share the step, else with who uses it."""
     names: dict[str, str] = {}
     for variant, steps in runnable.items():
         for step, label in steps:
             users = [name for name, theirs in runnable.items() if any(step == other for other, _ in theirs)]
-            bare = label == BASELINE or (len(users) > 1 and len(users) == len(runnable))
-            names.setdefault(step, label if bare else f"{variant}/{label}")
+            if label == BASELINE or (len(users) > 1 and len(users) == len(runnable)):
+                names.setdefault(step, label)
+            else:
+                names.setdefault(step, f"{'+'.join(users)}/{label}" if len(users) > 1 else f"{variant}/{label}")
     return names

@@ -18,6 +18,9 @@ from vbpipe.recipe.model import Model, Recipe, Target
 from vbpipe.runner import Runner, open_runner
 
 _SEED = 20
+_WRONG_BELOW = 0.5
+"""Cosine to eager below which an answer is wrong, not inaccurate: such a candidate is never timed. Accuracy itself is
+judged by the gates, on real samples."""
 
 
 class Benchmark(Spec):
@@ -94,6 +97,7 @@ class Benchmark(Spec):
                 kind=artifact.kind,
                 path=artifact.path,
                 root=site.root,
+                min_cosine=_WRONG_BELOW,
             )
             for row, artifact in inputs.items()
         ]

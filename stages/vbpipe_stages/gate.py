@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from vbpipe import decide, measure
+from vbpipe import decide, measure, samples
 from vbpipe.core import Inputs, Meta, Site, Spec, Stage
 from vbpipe.decide import Compare, Figure, GateResult, Row, VariantVerdict
 from vbpipe.measure import Measurement
@@ -32,7 +32,7 @@ class Gate(Spec):
 
     @classmethod
     def configure(cls, recipe: Recipe, target: Target) -> tuple[Stage, ...]:
-        return (cls(gates=recipe.gates),)
+        return (cls(gates=tuple(_canonical(gate, recipe) for gate in recipe.gates)),)
 
     def for_target(self, layout: Layout) -> Stage:
         return self.model_copy(update={"chains": dict(layout.chains)})
@@ -63,10 +63,12 @@ class Gate(Spec):
             "variants": {v.variant: asdict(v) for v in verdicts},
             "rows": {name: self._describe(name, rows, judged, compare, inputs, measurement) for name in rows},
             "host": dict(measure.host_identity()),
+            "scenarios": list(measurement.scenarios),
+            "gated": sorted({gate.metric for gate, _ in decide.effective_gates(self.gates)}),
             "noise_floor": {name: _finite(measure.noise_floor(measurement, name)) for name in measurement.scenarios},
             "problems": [str(problem) for problem in measurement.problems],
         }
-        (out / "verdict.json").write_text(json.dumps(body, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        (out / "verdict.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
         outcomes = [v.outcome for v in verdicts]
         outcome = "fail" if "fail" in outcomes else "inconclusive" if "inconclusive" in outcomes else "pass"
         return {"outcome": outcome, "shipped": body["shipped"]}
@@ -85,13 +87,19 @@ class Gate(Spec):
     def _compare(self, measurement: Measurement, rows: Mapping[str, Row]) -> Compare:
         previous = self._previous()
         finals = {variant: chain[-1] for variant, chain in self.chains.items()}
-        pairs = {(n, over) for n in rows for over in {BASELINE, previous.get(n, BASELINE), *finals.values()} if over != n}
+        pairs = {
+            (n, over) for n in rows for over in {BASELINE, previous.get(n, BASELINE), *finals.values()} if over != n
+        }
         ratios = {pair: _ratios(measurement, *pair) for pair in sorted(pairs)}
         noise = {scenario: measure.noise_floor(measurement, scenario) for scenario in measurement.scenarios}
         return Compare(ratios=ratios, previous=previous, finals=finals, noise=noise)
 
     def _judge_variant(
-        self, variant: str, chain: tuple[str, ...], judged: Mapping[str, tuple[GateResult, ...]], rows: Mapping[str, Row]
+        self,
+        variant: str,
+        chain: tuple[str, ...],
+        judged: Mapping[str, tuple[GateResult, ...]],
+        rows: Mapping[str, Row],
     ) -> VariantVerdict:
         there = [name for name in chain if name in rows]
         return decide.judge_variant(variant, there, judged, rows, expected=chain[-1])
@@ -127,6 +135,15 @@ class Gate(Spec):
         }
 
 
+def _canonical(gate: GateRule, recipe: Recipe) -> GateRule:
+    """Return the gate with its scenario written as measurements name it: every symbol, in the order of the profile."""
+    if gate.scenario is None:
+        return gate
+    written = dict(part.split("=", 1) for part in gate.scenario.replace(" ", "").split(",") if "=" in part)
+    sizes = {name: int(written.get(name, dim.opt)) for name, dim in recipe.model.shapes.items()}
+    return gate.model_copy(update={"scenario": samples.describe(sizes)})
+
+
 def _row(name: str, inputs: Inputs, measurement: Measurement) -> Row:
     artifact = inputs[name]
     metrics = {"size_mb": Figure(_size(artifact.path) / 1e6)}
@@ -154,7 +171,7 @@ def _described(
 ) -> dict[str, Mapping[str, Any]]:
     if name == over or name not in measurement.measured or over not in measurement.measured:
         return {}
-    found = {}
+    found: dict[str, Mapping[str, Any]] = {}
     for scenario in measurement.scenarios:
         r = measure.ratio(measurement, name, over, scenario)
         judged = measure.verdict(r, measurement.settings.margin, floor[scenario])

@@ -85,8 +85,8 @@ def _measured_anew(plan: Plan) -> Plan:
             steps[benchmark] = dataclasses.replace(step, stage=stage)
         if package is not None:
             del steps[package]
-    finals = {target: _without_package(final) for target, final in plan.finals.items()}
-    return dataclasses.replace(plan, steps=steps, finals=finals)
+    closing = {target: _without_package(final) for target, final in plan.finals.items()}
+    return dataclasses.replace(plan, steps=steps, finals=closing)
 
 
 def _without_package(finals: Mapping[str, str]) -> Mapping[str, str]:

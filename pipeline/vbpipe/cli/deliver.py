@@ -39,7 +39,7 @@ def write_reports(report: Mapping[str, Any], folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / "report.md", as_markdown(report))
-        _write(folder / "report.json", json.dumps(report, indent=1, sort_keys=True, default=str) + "\n")
+        _write(folder / "report.json", json.dumps(report, indent=1, default=str) + "\n")
     except OSError as error:
         raise UsageError(f"the report can't be written: {error.strerror}.", where=str(folder)) from error
     return folder / "report.json"

@@ -127,7 +127,8 @@ def _warmups(measurement: Measurement) -> Iterator[Concern]:
             unjudged += any(run.warmup_stable is None for run in runs)
             trending += _trends(runs)
     if unstable:
-        yield Concern("warmup_not_stable", f"still drifting after warm-up: {', '.join(unstable)}.")
+        named = ", ".join(unstable[:2]) + (f" and {len(unstable) - 2} more" if len(unstable) > 2 else "")
+        yield Concern("warmup_not_stable", f"still drifting after warm-up: {named}.")
     if unjudged:
         yield Concern("warmup_short", f"the budget left too few warm-up calls to judge in {unjudged} cases.")
     if trending:

@@ -88,27 +88,16 @@ class Worker:
         except BrokenPipeError:
             return
 
-    def receive(self) -> messages.Reply | Failure | None:
-        """Return the next reply if it is complete, None if more is to come; call it when readable."""
-        if b"\n" not in self._unread:
-            read = os.read(self._replies, 1 << 16)
-            if not read:
-                return self._gone()
-            self._unread += read
-        if b"\n" not in self._unread:
-            return None
-        line, self._unread = self._unread.split(b"\n", 1)
-        try:
-            reply = messages.REPLY.validate_json(line)
-        except ValidationError:
-            return Failure("failed", "it wrote into the pipe that is for messages only.", self._tail())
-        if isinstance(reply, messages.Raised):
-            return Failure("failed", reply.message, self._tail())
-        if isinstance(reply, messages.Wrong):
-            return Failure("wrong", reply.message, self._tail())
-        if not self.start_s:
-            self.start_s = time.monotonic() - self._began
-        return reply
+    def receive(self) -> tuple[messages.Reply | Failure, ...]:
+        """Return all replies that are complete, perhaps none yet; call it when readable.
+
+        All at once: what has been read makes the descriptor readable no more.
+        """
+        read = os.read(self._replies, 1 << 16)
+        if not read:
+            return (self._gone(),)
+        *lines, self._unread = (self._unread + read).split(b"\n")
+        return tuple(self._understand(line) for line in lines)
 
     def hung(self, timeout_s: float) -> Failure:
         """Have it write its stacks to the log, kill it, and return the failure."""
@@ -163,6 +152,19 @@ class Worker:
             os.close(theirs_in)
             os.close(theirs_out)
 
+    def _understand(self, line: bytes) -> messages.Reply | Failure:
+        try:
+            reply = messages.REPLY.validate_json(line)
+        except ValidationError:
+            return Failure("failed", "it wrote into the pipe that is for messages only.", self._tail())
+        if isinstance(reply, messages.Raised):
+            return Failure("failed", reply.message, self._tail())
+        if isinstance(reply, messages.Wrong):
+            return Failure("wrong", reply.message, self._tail())
+        if not self.start_s:
+            self.start_s = time.monotonic() - self._began
+        return reply
+
     def _gone(self) -> Failure:
         assert self._process is not None, "only a started worker has a pipe"
         try:
@@ -194,12 +196,14 @@ def exchange(asks: Sequence[Ask], slots: int) -> Mapping[Worker, messages.Reply 
         readable, _, _ = select.select(list(busy), [], [], max(0.0, min(soonest_s, _POLL_S)))
         for worker in readable:
             ask, _ = busy[worker]
-            reply = worker.receive()
-            if isinstance(reply, messages.Progress):
-                busy[worker] = (ask, time.monotonic() + ask.timeout_s)
-            elif reply is not None:
-                answers[worker] = reply
-                del busy[worker]
+            for reply in worker.receive():
+                if worker not in busy:
+                    continue  # it has answered; more can only be a complaint on its way out
+                if isinstance(reply, messages.Progress):
+                    busy[worker] = (ask, time.monotonic() + ask.timeout_s)
+                else:
+                    answers[worker] = reply
+                    del busy[worker]
         for worker, (ask, deadline) in list(busy.items()):
             if time.monotonic() > deadline:
                 answers[worker] = worker.hung(ask.timeout_s)

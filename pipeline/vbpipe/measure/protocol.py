@@ -98,7 +98,9 @@ def _done(bench: Bench, groups: Sequence[Group], live: Sequence[str], baseline: 
     left_s = bench.deadline - time.monotonic()
     shortest_s = min(group.wall_s for group in groups)
     if done < settings.min_groups:
-        return left_s + (_OVERRUN - 1) * settings.budget_s < shortest_s * _SHRINK
+        missing_s = (settings.min_groups - done) * shortest_s * _SHRINK
+        reachable = missing_s <= left_s + (_OVERRUN - 1) * settings.budget_s
+        return not reachable and left_s < shortest_s
     return left_s < shortest_s or _precise(groups, live, baseline, bench)
 
 

@@ -137,14 +137,17 @@ def _belongs_to(module: ModuleType, folders: Sequence[str]) -> bool:
 def _import_file(path: Path, root: Path, reference: str) -> ModuleType:
     if not path.is_file():
         raise _no_file(split(reference)[0], root, reference)
-    # Named by place and content: the functions of one file share a module, a changed file gets a new one. The package
-    # around it exists so that relative imports find the files beside it.
-    digest = _sha256(str(path.resolve()).encode() + b"\0" + path.read_bytes())[:16]
+    # Named by content and by place below the recipe, never by the machine's own paths: exporters write class names into
+    # their files. The functions of one file share a module, a changed file gets a new one. The package around it exists
+    # so that relative imports find the files beside it.
+    place = Path(os.path.relpath(path.resolve(), root.resolve())).as_posix()
+    digest = _sha256(place.encode() + b"\0" + path.read_bytes())[:16]
     package = ModuleType(f"{_PRIVATE}{digest}")
     package.__path__ = [str(path.parent)]
     name = f"{package.__name__}.{re.sub('[^A-Za-z0-9_]', '_', path.stem)}"
-    if name in sys.modules:
-        return sys.modules[name]
+    known = sys.modules.get(name)
+    if known is not None and known.__file__ == str(path):
+        return known
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError("not a Python file.", where=reference, hint="Its name has to end in .py.")
@@ -222,23 +225,29 @@ def _digests(entries: Sequence[Path], folders: Sequence[Path], root: Path) -> di
     return {**dict(sorted(sources.items())), **_versions(third_party)}
 
 
-def _imports(text: bytes, path: Path, folders: Sequence[Path]) -> Iterator[tuple[list[str], Sequence[Path]]]:
+def _imports(text: bytes, path: Path, folders: Sequence[Path]) -> Iterator[tuple[Sequence[str], Sequence[Path]]]:
     """Yield (parts of the module's name, folders that it may be below) of every import, wherever in the file."""
+    for level, parts in _import_statements(text):
+        yield parts, (path.parents[level - 1],) if level else folders
+
+
+@cache
+def _import_statements(text: bytes) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    """Return (level, parts of the module's name) of every import in a source; cached, as many steps share a file."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         # Importing it will say so; its bytes are in the digest.
-        return
+        return ()
+    found: list[tuple[int, tuple[str, ...]]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name.split("."), folders
+            found += [(0, tuple(alias.name.split("."))) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            bases = (path.parents[node.level - 1],) if node.level else folders
-            parts = node.module.split(".") if node.module else []
-            for alias in node.names:
-                # `from a import b`: b may be a module.
-                yield [*parts, alias.name], bases
+            parts = tuple(node.module.split(".")) if node.module else ()
+            # `from a import b`: b may be a module.
+            found += [(node.level, (*parts, alias.name)) for alias in node.names]
+    return tuple(found)
 
 
 def _local_files(parts: Sequence[str], base: Path) -> list[Path]:

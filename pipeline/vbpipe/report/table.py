@@ -8,8 +8,10 @@ from typing import Any, Literal
 
 Tone = Literal["plain", "good", "bad", "doubtful", "faint"]
 
-_FIDELITY = ("cosine", "top1_agreement")
-_HIDDEN = frozenset({"cosine_min", "sqnr_db", "max_abs", "max_relative", "size_mb", *_FIDELITY})
+_FIDELITY = ("cosine", "top1_agreement", "cosine_min", "sqnr_db", "max_abs", "max_relative")
+"""Closeness to eager. Cosine is always shown, the others where a gate reads them."""
+
+_HIDDEN = frozenset({"size_mb", *_FIDELITY})
 _TONES: Mapping[str, Tone] = {
     "faster": "good", "pass": "good", "slower": "bad", "fail": "bad", "inconclusive": "doubtful", "mixed": "doubtful",
     "same": "plain", "baseline": "faint",
@@ -39,9 +41,9 @@ def grid(report: Mapping[str, Any], target: str) -> Grid | None:
     verdict = facts["verdict"]
     if verdict is None:
         return None
-    scenarios = list(verdict["noise_floor"])
+    scenarios = verdict["scenarios"]
     metrics = _metric_names(verdict)
-    fidelity = [n for n in _FIDELITY if any(n in row["metrics"] for row in verdict["rows"].values())]
+    fidelity = [name for name in _FIDELITY if name == "cosine" or name in verdict["gated"]]
     columns = ("step", *scenarios, *fidelity, *metrics, "MB", "verdict", "gates")
     rows = [_row(name, facts, verdict, scenarios, fidelity, metrics, len(columns)) for name in facts["rows"]]
     host = f"{facts['backend']}, {facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"

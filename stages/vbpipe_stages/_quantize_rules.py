@@ -1,0 +1,194 @@
+"""Which precision a recipe asks for, node by node."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from vbpipe.core import Spec
+from vbpipe.errors import VbpipeError
+
+Weight = Literal["int8", "int4", "float"]
+Activation = Literal["int8", "uint8", "float"]
+Calibration = Literal["minmax", "entropy", "percentile", "dynamic"]
+Scheme = Literal["symmetric", "asymmetric"]
+Form = Literal["static", "dynamic", "weight_only"]
+
+
+class Precision(Spec):
+    """How one operator computes. What is not set is chosen for the operator, the processor and the target.
+
+    Weights are symmetric where activations are quantized: x86's 8-bit kernels are fastest so. `scheme` is that of the
+    activations, or of the weights where only they are quantized.
+    """
+
+    weight: Weight = "int8"
+    activation: Activation | None = None
+    """For int8 weights uint8 on x86 and int8 elsewhere; float for int4 weights. float: only weights are quantized."""
+    calibration: Calibration | None = None
+    """dynamic where the target runs it, for it needs no samples and is closest to eager on transformers; a Conv gets
+    minmax, for dynamic 8-bit convolutions are slower than float ones."""
+    scheme: Scheme | None = None
+    granularity: Literal["per_tensor", "per_channel"] = "per_channel"
+    """Of 8-bit weights; activations are always per tensor."""
+    group_size: Literal[16, 32, 64, 128, 256] = 32
+    """How many weights along the reduced axis share a scale, where only weights are quantized."""
+    reduce_range: Literal["auto"] | bool = "auto"
+    """Keep 8-bit weights to seven bits; auto: on x86 without VNNI, where sums of two products saturate."""
+    accuracy_level: Annotated[int, Field(ge=0, le=4)] = 4
+    """Of ONNX Runtime's weight-only kernels: 4 computes in int8 and is fastest, 1 in float32."""
+    percentile: Annotated[float, Field(gt=50, le=100)] = 99.99
+    force: bool = False
+    """Accept a combination known to be slow on this processor."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Precision:
+        if self.weight == "float" and self.activation not in (None, "float"):
+            raise ValueError(
+                "float weights with quantized activations save nothing: quantize the weights, or keep both"
+            )
+        if self.weight == "int4" and self.activation not in (None, "float"):
+            raise ValueError("int4 weights need float activations: leave `activation` out")
+        if self.calibration == "dynamic" and self.activation == "int8":
+            raise ValueError(
+                "dynamic activations are uint8 (DynamicQuantizeLinear): use `activation: uint8`, or minmax"
+            )
+        if self.calibration == "dynamic" and self.scheme == "symmetric" and self.weight == "int8":
+            raise ValueError("dynamic activations are asymmetric: leave `scheme` out, or use minmax")
+        return self
+
+
+_FIELDS = tuple(Precision.model_fields)
+
+
+class Rule(Spec):
+    """The nodes that meet all of `match`, `type` and `op`, and what they get: `keep: true`, or fields of a precision.
+
+    Fields that are not given are those of `default`, unless the rule sets another `weight`.
+    """
+
+    match: str | None = None
+    """A glob on the PyTorch module's path; a module's children are part of it."""
+    type: str | None = None
+    """The module's class."""
+    op: str | None = None
+    """The ONNX operator."""
+    keep: Literal[True] | None = None
+    weight: Weight | None = None
+    activation: Activation | None = None
+    calibration: Calibration | None = None
+    scheme: Scheme | None = None
+    granularity: Literal["per_tensor", "per_channel"] | None = None
+    group_size: Literal[16, 32, 64, 128, 256] | None = None
+    reduce_range: Literal["auto"] | bool | None = None
+    accuracy_level: Annotated[int, Field(ge=0, le=4)] | None = None
+    percentile: Annotated[float, Field(gt=50, le=100)] | None = None
+    force: bool | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Rule:
+        if self.match is None and self.type is None and self.op is None:
+            raise ValueError("a rule needs one of match, type, op")
+        given = self.precision_fields()
+        if self.keep and given:
+            raise ValueError(f"`keep: true` and {', '.join(given)} exclude each other")
+        if not self.keep and not given:
+            raise ValueError("a rule needs `keep: true` or a precision, such as `weight: int4`")
+        return self
+
+    @field_validator("match", "type", "op")
+    @classmethod
+    def _not_empty(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value == "":
+            raise ValueError(f"{info.field_name} is empty and would meet nothing")
+        return value
+
+    def precision_fields(self) -> dict[str, Any]:
+        """Return the fields of a precision that the rule sets."""
+        return {name: getattr(self, name) for name in _FIELDS if getattr(self, name) is not None}
+
+    def over(self, default: Precision) -> Precision:
+        """Return the precision that the rule asks for; raises ValueError for one that makes no sense."""
+        given = self.precision_fields()
+        inherits = given.get("weight", default.weight) == default.weight
+        base = {name: getattr(default, name) for name in default.model_fields_set} if inherits else {}
+        return Precision.model_validate({**base, **given})
+
+    def describe(self) -> str:
+        """Return what the rule looks for: "match=*.attention.* op=MatMul"."""
+        asked = (("match", self.match), ("type", self.type), ("op", self.op))
+        return " ".join(f"{name}={value}" for name, value in asked if value is not None)
+
+    def meets(self, node: Described) -> bool:
+        """Return whether the node is one of the rule's."""
+        return (
+            (self.match is None or _within(node.path, self.match))
+            and (self.type is None or self.type in node.classes)
+            and (self.op is None or node.op == self.op)
+        )
+
+
+@dataclass(frozen=True)
+class Described:
+    """What rules know of a node: its place, the class of its module, its operator."""
+
+    output: str
+    path: str
+    classes: tuple[str, ...]
+    op: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a node gets. `precision` is None where it is kept; `rule` is the place in `rules`, None for the default."""
+
+    precision: Precision | None
+    rule: int | None
+
+
+def choose(node: Described, rules: Sequence[Rule], default: Precision) -> Choice:
+    """Return the first rule that the node meets, else the default."""
+    for index, rule in enumerate(rules):
+        if rule.meets(node):
+            return Choice(None if rule.keep else rule.over(default), index)
+    return Choice(default, None)
+
+
+def require_matches(rules: Sequence[Rule], nodes: Iterable[Described], classes: Mapping[str, str]) -> None:
+    """Raise VbpipeError for a rule that meets nothing in the graph, with what is near.
+
+    A module whose nodes a fusion took over still counts: it exists in the model.
+    """
+    modules = [Described("", path, (name,), "") for path, name in classes.items()]
+    everything = [*nodes, *modules]
+    for index, rule in enumerate(rules):
+        if not any(rule.meets(node) for node in everything):
+            raise VbpipeError(
+                f"no node of the graph is met by {rule.describe()}.",
+                where=f"stages.quantize.rules[{index}]",
+                hint=_near(rule, everything),
+            )
+
+
+def _within(path: str, pattern: str) -> bool:
+    parts = path.split(".")
+    return any(fnmatch.fnmatchcase(".".join(parts[: end + 1]), pattern) for end in range(len(parts)))
+
+
+def _near(rule: Rule, nodes: Sequence[Described]) -> str:
+    for wanted, there in (
+        (rule.match, sorted({node.path for node in nodes if node.path})),
+        (rule.type, sorted({name for node in nodes for name in node.classes if name})),
+        (rule.op, sorted({node.op for node in nodes if node.op})),
+    ):
+        if wanted is None or wanted in there:
+            continue
+        near = difflib.get_close_matches(wanted, there, n=3, cutoff=0.5) or there[:3]
+        if near:
+            return f"Did you mean {', '.join(repr(name) for name in near)}?"
+    return "Each part is met by some node, but no node meets all of them."
