@@ -13,6 +13,7 @@ $(READY): pyproject.toml requirements/cpu.txt requirements/recipes.txt requireme
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint requirements/cpu.txt --editable '.[build,dev]' --requirement requirements/recipes.txt
 	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements/recipes-no-deps.txt
+	$(BIN)/python -m compileall -q pipeline stages
 	@touch $@
 
 demo: setup ## build recipes/minilm.yaml for this CPU, then run its bundle; exit code 1 is expected: gates refuse two variants
@@ -22,10 +23,10 @@ demo: setup ## build recipes/minilm.yaml for this CPU, then run its bundle; exit
 	$(BIN)/vbpipe run artifacts/minilm/cpu/bundle
 
 test: setup ## every test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-fast: setup ## without the tests that take more than ten seconds
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 check: setup lint types imports generated ## everything that needs no running code
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("builds")]
+pytestmark = pytest.mark.slow
 
 NET = """
 import numpy as np

@@ -18,7 +18,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("builds")]
+pytestmark = pytest.mark.slow
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 QUICK = ["--set", "stages.benchmark.budget_s=90", "--set", "stages.benchmark.min_groups=3"]
