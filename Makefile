@@ -1,6 +1,7 @@
 # The one task runner. Everything works on a machine that has only make and Python 3.10 or newer.
 PYTHON ?= python3
 VENV := .venv
+SERVER := .venv-server
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := pipeline stages tests recipes benchmarks
@@ -11,8 +12,8 @@ setup: $(READY) ## .venv with everything that the tests and the recipes need, at
 
 $(READY): pyproject.toml requirements/cpu.txt requirements/recipes.txt requirements/recipes-no-deps.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint requirements/cpu.txt --editable '.[build,dev]' --requirement requirements/recipes.txt
-	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements/recipes-no-deps.txt
+	$(BIN)/python -m pip install -qq --constraint requirements/cpu.txt --editable '.[build,dev]' --requirement requirements/recipes.txt
+	$(BIN)/python -m pip install -qq --no-deps --requirement requirements/recipes-no-deps.txt
 	$(BIN)/python -m compileall -q pipeline stages
 	@touch $@
 
@@ -20,7 +21,10 @@ demo: setup ## build recipes/minilm.yaml for this CPU, then run its bundle; exit
 	@$(BIN)/vbpipe build recipes/minilm.yaml; code=$$?; \
 	if [ $$code -eq 1 ]; then echo "exit code 1: gates refused a variant, as the table says; what passed is packaged."; \
 	elif [ $$code -ne 0 ]; then exit $$code; fi
-	$(BIN)/vbpipe run artifacts/minilm/cpu/bundle
+	@echo "Now as a server would, from an environment without torch:"
+	@test -x $(SERVER)/bin/vbpipe || { $(PYTHON) -m venv $(SERVER) && $(SERVER)/bin/python -m pip install -qq --constraint requirements/cpu.txt '.[runtime]'; }
+	@! $(SERVER)/bin/python -c 'import torch' 2>/dev/null
+	$(SERVER)/bin/vbpipe run artifacts/minilm/cpu/bundle
 
 test: setup ## every test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -51,4 +55,4 @@ format: setup
 	$(BIN)/ruff format --quiet $(SOURCES)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(SERVER) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -165,7 +165,7 @@ def _leaves(stage: Stage) -> list[tuple[str, str]]:
         elif isinstance(value, list | tuple) and value:
             for index, item in enumerate(value):
                 walk(f"{path}[{index}]", item)
-        else:
+        elif value is not None:  # unset is the same as absent: a new optional field changes no key
             found.append((path, json.dumps(value, sort_keys=True)))
 
     walk("", stage.model_dump(mode="json"))

@@ -110,6 +110,15 @@ def test_the_bundle_answers_as_it_was_packaged(first: Path) -> None:
     assert golden["samples"] >= 3
 
 
+def test_the_bundle_runs_where_nothing_that_builds_is_installed(first: Path) -> None:
+    absent = ["torch", "onnx", "onnx_ir", "onnxscript", "sympy", "transformers", "ml_dtypes"]
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent!r})); from vbpipe.cli import run; "
+    code += "sys.exit(run(['run', 'artifacts/tiny/cpu/bundle']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=first, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "equal to the packaged outputs" in done.stdout
+
+
 def test_users_inputs_are_run_and_wrong_ones_refused(built: Path) -> None:
     import numpy as np
 

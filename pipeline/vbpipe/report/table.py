@@ -57,14 +57,21 @@ def conclusions(report: Mapping[str, Any], target: str) -> Iterator[Cell]:
     verdict = facts["verdict"]
     if verdict is None:
         yield Cell("nothing was judged: a step that the verdict needs has failed.", "bad")
-        return
+    for row, reason in facts["failed_rows"].items():
+        if reason.startswith("failed"):
+            yield Cell(f"{row}: {reason}", "bad")
+    if verdict is not None:
+        yield from _conclusions(verdict)
+
+
+def _conclusions(verdict: Mapping[str, Any]) -> Iterator[Cell]:
     for variant in verdict["variants"].values():
         yield from _conclusion(variant)
     shipped = verdict["shipped"]
     if shipped:
         yield Cell(f"packaged: {shipped['row']} (variant {shipped['variant']})", "good")
     else:
-        yield Cell(f"packaged: nothing. {verdict['why_nothing']}", "bad")
+        yield Cell("packaged: nothing passes every gate, so eager stays", "bad")
     for problem in verdict["problems"]:
         yield Cell(f"doubt: {problem}", "doubtful")
 
@@ -100,8 +107,8 @@ def _row(
 ) -> tuple[Cell, ...]:
     row = verdict["rows"].get(name)
     if row is None:
-        reason = facts["failed_rows"].get(name, "not built")
-        return (Cell(name), *(Cell("") for _ in range(width - 3)), Cell("not built", "bad"), Cell(reason, "bad"))
+        status = facts["failed_rows"].get(name, "not built").split(":")[0]
+        return (Cell(name), *(Cell("") for _ in range(width - 3)), Cell("not built", "bad"), Cell(status, "bad"))
     return (
         Cell(name),
         *(_speedup(row, scenario) for scenario in scenarios),

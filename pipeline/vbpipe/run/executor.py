@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from vbpipe.core import Artifact, CacheKey, cache_key
-from vbpipe.errors import Interrupted, StepFailed, VbpipeError
+from vbpipe.errors import Interrupted, StepFailed, StoreError, VbpipeError
 from vbpipe.plan import Plan, Step
 from vbpipe.run.job import Job
 from vbpipe.run.process import StepProcess
@@ -163,13 +163,21 @@ class _Run:
             except VbpipeError as error:
                 if self.stop.is_set():
                     return StepResult(step, "skipped", key=key, error=error)
-                kept = self.store.fail(key, process.log, {**job.to_json(), "out": ""})
+                kept = self._keep_failure(key, process.log, job)
                 return StepResult(step, "failed", key=key, seconds=time.monotonic() - began, error=error, failure=kept)
             seconds = time.monotonic() - began
             artifact = self.store.put(
                 key, *step.identities, kind=step.stage.produces(), source_dir=out, meta=meta, seconds=seconds
             )
         return StepResult(step, "built", artifact, key, seconds)
+
+    def _keep_failure(self, key: CacheKey, log: Path, job: Job) -> Path | None:
+        try:
+            return self.store.fail(key, log, {**job.to_json(), "out": ""})
+        except StoreError as error:
+            # A full disk is often why the step failed: its own error is the one to show.
+            self.reporter.warn(str(error))
+            return None
 
 
 _ALWAYS_NEEDED = frozenset({"eager", "samples", "measurement", "verdict"})
