@@ -177,24 +177,34 @@ def _judge_interval(gate: Gate, scenario: str, figure: Figure, noise: float) -> 
 
 
 def _judge_metric(gate: Gate, row: Row, rows: Mapping[str, Row], compare: Compare) -> list[GateResult]:
-    figure = row.metrics.get(gate.metric)
-    if figure is None or not math.isfinite(figure.value):
-        there = ", ".join(sorted(row.metrics)) or "none"
+    """Judge a figure that has one value, or one in each scenario ("p50_ms@batch=1"), which must all hold."""
+    names = [n for n in row.metrics if n == gate.metric or n.startswith(f"{gate.metric}@")]
+    names = [n for n in names if gate.scenario is None or n in (gate.metric, f"{gate.metric}@{gate.scenario}")]
+    if not names:
+        there = ", ".join(sorted({name.split("@")[0] for name in row.metrics})) or "none"
         return [GateResult(describe(gate), "fail", f"{describe(gate)}: there is no such figure (measured: {there}).")]
-    text = f"{describe(gate)}: {figure.value:.4f}"
+    return [_judge_figure(gate, name, row, rows, compare) for name in names]
+
+
+def _judge_figure(gate: Gate, name: str, row: Row, rows: Mapping[str, Row], compare: Compare) -> GateResult:
+    figure = row.metrics[name]
+    at = f" at {name.split('@', 1)[1]}" if "@" in name and not gate.scenario else ""
+    text = f"{describe(gate)}: {figure.value:.4f}{at}"
+    if not math.isfinite(figure.value):
+        return GateResult(describe(gate), "fail", f"{text} is not a number.")
     if gate.max_drop is not None:
         over = _over(gate, row, compare)
-        base = rows[over].metrics.get(gate.metric) if over in rows else None
+        base = rows[over].metrics.get(name) if over in rows else None
         if base is None:
-            return [GateResult(describe(gate), "fail", f"{describe(gate)}: {gate.over} has no such figure.")]
+            return GateResult(describe(gate), "fail", f"{describe(gate)}: {gate.over} has no such figure.")
         text += f" against {base.value:.4f}"
         if not base.value - figure.value <= gate.max_drop:
-            return [GateResult(describe(gate), "fail", f"{text} is too low.")]
+            return GateResult(describe(gate), "fail", f"{text} is too low.")
     if gate.min is not None and not figure.value >= gate.min:
-        return [GateResult(describe(gate), "fail", f"{text} is too low.")]
+        return GateResult(describe(gate), "fail", f"{text} is too low.")
     if gate.max is not None and not figure.value <= gate.max:
-        return [GateResult(describe(gate), "fail", f"{text} is too high.")]
-    return [GateResult(describe(gate), "pass", f"{text}.")]
+        return GateResult(describe(gate), "fail", f"{text} is too high.")
+    return GateResult(describe(gate), "pass", f"{text}.")
 
 
 def _over(gate: Gate, row: Row, compare: Compare) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,20 @@ class Interface(Spec):
         """Return the interface of a recipe's model; how samples are made up is no part of it."""
         inputs = {name: TensorInput(dtype=spec.dtype, shape=spec.shape) for name, spec in model.inputs.items()}
         return cls(inputs=inputs, outputs=model.outputs, shapes=model.shapes)
+
+    @classmethod
+    def fixed(cls, arrays: Mapping[str, Array], outputs: Sequence[str]) -> Interface:
+        """Return the interface of a file that came without one: it takes exactly arrays like these."""
+        try:
+            inputs = {
+                name: TensorInput.model_validate({"dtype": str(array.dtype), "shape": array.shape})
+                for name, array in arrays.items()
+            }
+        except ValidationError as error:
+            raise EngineError(
+                f"an input can't be used: {error.errors()[0]['msg']}.", hint="Correct --inputs."
+            ) from error
+        return cls(inputs=inputs, outputs=tuple(outputs))
 
     @classmethod
     def read(cls, directory: Path) -> Interface:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +17,10 @@ from vbpipe.errors import StepFailed
 from vbpipe.plan import BASELINE, Layout
 from vbpipe.recipe.model import Model, Recipe, Target
 from vbpipe.runner import Runner, open_runner
+from vbpipe_stages._work import count_flops
+
+WORK = "work.json"
+"""Scenario to the operations that eager does, the bytes that go in and out, and the rows (size of the first axis)."""
 
 _SEED = 20
 _WRONG_BELOW = 0.5
@@ -27,7 +32,7 @@ class Benchmark(Spec):
     """Measurements belong to the machine that took them: its identity is part of the key."""
 
     name: ClassVar[str] = "benchmark"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     scope: ClassVar[Literal["chain", "each", "target"]] = "target"
     after: ClassVar[tuple[str, ...]] = ("build", "evaluate")
     in_recipe: ClassVar[bool] = True
@@ -122,7 +127,7 @@ class Benchmark(Spec):
     ) -> tuple[list[measure.Scenario], dict[str, Path]]:
         """Write the inputs and eager's outputs of every scenario: a candidate that answers wrongly is never timed."""
         assert self.model is not None, "configure() sets it"
-        scenarios, expected = [], {}
+        scenarios, expected, work = [], {}, {}
         eager = inputs[BASELINE]
         with open_runner(self.runners[BASELINE], eager.kind, eager.path, site.root) as run:
             for index, (name, sizes) in enumerate(asked.items()):
@@ -130,9 +135,14 @@ class Benchmark(Spec):
                 sample = samples.synthesize(self.model, sizes, _SEED + index)
                 inputs_path, outputs_path = out / f"inputs-{index}.safetensors", out / f"outputs-{index}.safetensors"
                 samples.save_arrays(inputs_path, sample)
-                samples.save_arrays(outputs_path, run(sample))
+                flops, outputs = count_flops(run, sample)
+                samples.save_arrays(outputs_path, outputs)
                 scenarios.append(measure.Scenario(name, inputs_path))
                 expected[name] = outputs_path
+                moved = sum(array.nbytes for array in (*sample.values(), *outputs.values()))
+                rows = next(iter(sample.values())).shape[:1]
+                work[name] = {"flops": flops, "io_bytes": moved, "rows": rows[0] if rows else 1}
+        (out / WORK).write_text(json.dumps(work, indent=1) + "\n", encoding="utf-8")
         return scenarios, expected
 
 

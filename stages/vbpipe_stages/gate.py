@@ -17,13 +17,14 @@ from vbpipe.measure import Measurement
 from vbpipe.plan import BASELINE, Layout
 from vbpipe.recipe.model import Gate as GateRule
 from vbpipe.recipe.model import Recipe, Target
+from vbpipe_stages.benchmark import WORK
 
 
 class Gate(Spec):
     """Reads measurements, decides, writes `verdict.json`; measures nothing itself."""
 
     name: ClassVar[str] = "gate"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     scope: ClassVar[Literal["chain", "each", "target"]] = "target"
     after: ClassVar[tuple[str, ...]] = ("benchmark", "evaluate")
 
@@ -51,7 +52,8 @@ class Gate(Spec):
 
     def run(self, inputs: Inputs, out: Path, site: Site) -> Meta:
         measurement = Measurement.from_json((inputs["measurement"].path / "measurement.json").read_bytes())
-        rows = {name: _row(name, inputs, measurement) for name in self._row_names() if name in inputs}
+        work = json.loads((inputs["measurement"].path / WORK).read_text(encoding="utf-8"))
+        rows = {name: _row(name, inputs, measurement, work) for name in self._row_names() if name in inputs}
         compare = self._compare(measurement, rows)
         judged = {name: decide.judge_row(row, rows, self.gates, compare) for name, row in rows.items()}
         verdicts = [self._judge_variant(v, chain, judged, rows) for v, chain in self.chains.items()]
@@ -64,6 +66,7 @@ class Gate(Spec):
             "rows": {name: self._describe(name, rows, judged, compare, inputs, measurement) for name in rows},
             "host": dict(measure.host_identity()),
             "scenarios": list(measurement.scenarios),
+            "work": work,
             "gated": sorted({gate.metric for gate, _ in decide.effective_gates(self.gates)}),
             "noise_floor": {name: _finite(measure.noise_floor(measurement, name)) for name in measurement.scenarios},
             "problems": [str(problem) for problem in measurement.problems],
@@ -144,14 +147,33 @@ def _canonical(gate: GateRule, recipe: Recipe) -> GateRule:
     return gate.model_copy(update={"scenario": samples.describe(sizes)})
 
 
-def _row(name: str, inputs: Inputs, measurement: Measurement) -> Row:
+def _row(name: str, inputs: Inputs, measurement: Measurement, work: Mapping[str, Mapping[str, float]]) -> Row:
     artifact = inputs[name]
-    metrics = {"size_mb": Figure(_size(artifact.path) / 1e6)}
+    metrics = {"size_mb": Figure(_size(artifact.path) / 1e6), **_times(measurement, name, work)}
     for key in inputs:
         if key.startswith(f"{name}@"):
             metrics |= _evaluation(inputs[key].path)
     speedups = {} if name == BASELINE else _ratios(measurement, name, BASELINE)
     return Row(name, speedups, metrics, shippable=artifact.kind != "reference")
+
+
+def _times(measurement: Measurement, name: str, work: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
+    """Return the measured figures that a gate may name; those of a scenario as "p50_ms@batch=1"."""
+    cold = measure.cold_start(measurement, name)
+    if cold is None:
+        return {}
+    figures = {"process_s": cold.process_s, "load_s": cold.load_s, "peak_rss_mib": cold.peak_rss_mib}
+    figures |= {f"first_ms@{scenario}": value for scenario, value in cold.first_ms.items()}
+    figures |= {f"switch_ms@{scenario}": value for scenario, value in cold.switch_ms.items()}
+    for scenario in measurement.scenarios:
+        latency = measure.latency(measurement, name, scenario)
+        if latency is None:
+            continue
+        figures |= {f"p50_ms@{scenario}": latency.p50_ms, f"p90_ms@{scenario}": latency.p90_ms}
+        figures[f"throughput@{scenario}"] = work[scenario]["rows"] / latency.p50_ms * 1e3
+        if latency.p99_ms is not None:
+            figures[f"p99_ms@{scenario}"] = latency.p99_ms
+    return {key: Figure(value) for key, value in figures.items()}
 
 
 def _evaluation(path: Path) -> dict[str, Figure]:

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
 RECIPES = Path(__file__).parents[2] / "recipes"
 QUICK = ["--set", "stages.benchmark.budget_s=90", "--set", "stages.benchmark.min_groups=3"]
 QUICK += ["--set", "stages.benchmark.max_groups=3", "--set", "gates.0.min=0.01"]
+QUICK += ["--variant", "standard", "--variant", "int8_dynamic"]
 
 
 @dataclass(frozen=True)

@@ -135,24 +135,32 @@ def build(
 
 @app.command()
 def bench(
-    what: Annotated[list[Path], typer.Argument(metavar="RECIPE|BUNDLE…", help="One recipe, or bundles to compare.")],
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE|THING…",
+            help="One recipe; or bundles, steps of the store, eager:RECIPE, .onnx and TorchScript .pt files to compare.",
+        ),
+    ],
     variant: Variants = [],  # noqa: B006
     target: Targets = [],  # noqa: B006
     sets: Sets = [],  # noqa: B006
     allow_outside: Outside = False,
     store: StorePath = DEFAULT_STORE,
-    precision: Annotated[float, typer.Option(min=0.001, max=1, help="Half width to reach, for bundles.")] = 0.02,
-    budget: Annotated[float, typer.Option(min=1, help="Seconds, for bundles.")] = 60.0,
+    inputs: Annotated[Optional[Path], typer.Option(help="For things: arrays (.npz, .safetensors).")] = None,  # noqa: UP045
+    threads: Annotated[Optional[int], typer.Option(min=1, help="For things: the same for all.")] = None,  # noqa: UP045
+    precision: Annotated[float, typer.Option(min=0.001, max=1, help="For things: half width to reach.")] = 0.02,
+    budget: Annotated[float, typer.Option(min=1, help="For things: seconds.")] = 60.0,
     json: Json = False,
 ) -> None:
-    """Measure again, here: a recipe's rows, or bundles against each other."""
-    from vbpipe.cli.bench import bench_bundles, bench_recipe
+    """Measure again, here: a recipe's rows, or any things against the first of them."""
+    from vbpipe.cli.bench import BenchRequest, bench_recipe, bench_things
     from vbpipe.cli.request import RecipeRequest
 
-    if len(what) == 1 and what[0].is_file():
-        request = RecipeRequest(what[0], tuple(sets), allow_outside, tuple(variant), tuple(target))
+    if len(what) == 1 and Path(what[0]).suffix in (".yaml", ".yml"):
+        request = RecipeRequest(Path(what[0]), tuple(sets), allow_outside, tuple(variant), tuple(target))
         raise Exit(bench_recipe(request, store, as_json=json))
-    bench_bundles(what, precision, budget, as_json=json)
+    bench_things(BenchRequest(tuple(what), inputs, store, threads, precision, budget), as_json=json)
 
 
 @app.command()

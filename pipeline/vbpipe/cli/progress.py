@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -34,6 +34,24 @@ def reporter(console: Console, plan: Plan) -> Iterator[Reporter]:
     )
     with Progress(*columns, console=console, transient=True) as progress:
         yield LiveReporter(LineReporter(console, len(plan.steps)), progress)
+
+
+@contextmanager
+def bench_view(console: Console) -> Iterator[Callable[[float | None, str], None]]:
+    """Yield a progress callback for a measurement: a bar on a terminal, a line every ten seconds elsewhere."""
+    if not console.is_terminal:
+        last = [time.monotonic()]
+
+        def line(fraction: float | None, message: str) -> None:
+            if time.monotonic() - last[0] >= _QUIET_S:
+                last[0] = time.monotonic()
+                console.print(Text(f"{fraction or 0:.0%} {message}"), soft_wrap=True)
+
+        yield line
+        return
+    with Progress(BarColumn(bar_width=20), TextColumn("{task.description}", markup=False), console=console) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda fraction, message: bar.update(task, completed=fraction or 0.0, description=message)
 
 
 def title(step: Step) -> str:

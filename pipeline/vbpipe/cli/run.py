@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from vbpipe import runtime
+from vbpipe.cli.arrays import read_arrays, write_arrays
 from vbpipe.cli.terminal import print_json, stdout
 from vbpipe.errors import UsageError
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
 
 
 def run_once(path: Path, inputs: Path | None, outputs: Path | None, threads: int | None, *, as_json: bool) -> None:
@@ -27,14 +21,14 @@ def run_once(path: Path, inputs: Path | None, outputs: Path | None, threads: int
     """
     if outputs is not None and inputs is None:
         raise UsageError("there are no outputs without --inputs.", where="--outputs")
-    asked = _read(inputs) if inputs is not None else None
+    asked = read_arrays(inputs) if inputs is not None else None
     began = time.perf_counter()
     with runtime.load(path, threads=threads) as bundle:
         opened_s = time.perf_counter() - began
         golden = bundle.check_golden()
         answers = bundle.run(asked) if asked is not None else {}
     if outputs is not None:
-        _write(outputs, answers)
+        write_arrays(outputs, answers)
     facts = {
         "bundle": str(path),
         "row": bundle.manifest.row,
@@ -52,32 +46,3 @@ def run_once(path: Path, inputs: Path | None, outputs: Path | None, threads: int
     console.print(f"golden: {golden.samples} samples answered, {closeness} the packaged outputs", markup=False)
     for name, array in answers.items():
         console.print(f"{name}: {array.dtype} {list(array.shape)}", markup=False)
-
-
-def _read(path: Path) -> dict[str, Array]:
-    import numpy as np
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
-        return dict(load_file(str(path)))
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UsageError(
-            f"it holds no named arrays ({error}).", where=str(path), hint="Use .safetensors or .npz."
-        ) from error
-
-
-def _write(path: Path, arrays: Mapping[str, Array]) -> None:
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    try:
-        if path.suffix == ".npz":
-            np.savez(path, allow_pickle=False, **arrays)
-        else:
-            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, str(path))
-    except OSError as error:
-        raise UsageError(f"it can't be written: {error.strerror or error}.", where=str(path)) from error

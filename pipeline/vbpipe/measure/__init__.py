@@ -16,11 +16,22 @@ from vbpipe.measure.record import (
     Settings,
     WorkerRun,
 )
-from vbpipe.measure.statistics import Latency, Ratio, Verdict, latency, noise_floor, ratio, verdict
+from vbpipe.measure.statistics import (
+    ColdStart,
+    Latency,
+    Ratio,
+    Verdict,
+    cold_start,
+    latency,
+    noise_floor,
+    ratio,
+    verdict,
+)
 
 __all__ = [
     "CONTROL_SUFFIX",
     "Candidate",
+    "ColdStart",
     "Concern",
     "Group",
     "HostFacts",
@@ -33,6 +44,7 @@ __all__ = [
     "Settings",
     "Verdict",
     "WorkerRun",
+    "cold_start",
     "host_facts",
     "host_identity",
     "latency",

@@ -155,6 +155,7 @@ def _open(bench: Bench, crew: _Crew, order: Sequence[Candidate]) -> dict[str, me
             cpus=settings.cpus,
             memory_limit_mib=settings.memory_limit_mib,
             min_cosine=one.min_cosine,
+            delay_us=one.delay_us,
             loads=loads,
         )
         for one in order
@@ -265,6 +266,7 @@ def _worker_run(
             warmup_stable=warmed[name, scenario].stable,
             blocks_ns=blocks.ns[name, scenario],
             cpus_used=blocks.cpus_used[name, scenario],
+            switch_ms=finished.switch_ms.get(scenario),
         )
         for scenario, first_call_ms in opened.first_call_ms.items()
     }

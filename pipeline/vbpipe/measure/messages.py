@@ -32,6 +32,7 @@ class Open:
     cpus: tuple[int, ...] | None
     memory_limit_mib: int | None
     min_cosine: float | None
+    delay_us: float
     loads: tuple[Load, ...]
     do: Literal["open"] = "open"
 
@@ -59,7 +60,7 @@ class Time:
 
 @dataclass(frozen=True)
 class Finish:
-    """Check the last outputs again and tell what the process used. Answer: Finished."""
+    """Check the last outputs again, change between scenarios, tell what the process used. Answer: Finished."""
 
     do: Literal["finish"] = "finish"
 
@@ -98,6 +99,7 @@ class Finished:
     preempted: int
     major_faults: int
     affinity: tuple[int, ...]
+    switch_ms: Mapping[str, float]
     said: Literal["finished"] = "finished"
 
 

@@ -26,7 +26,8 @@ Status = Literal["measured", "crashed", "hung", "failed", "wrong"]
 class Candidate:
     """One thing to time: an artifact and the backend that opens it.
 
-    `min_cosine`, where given, is the least cosine similarity to the expected outputs, per floating output.
+    `min_cosine`, where given, is the least cosine similarity to the expected outputs, per floating output. `delay_us`
+    is added to every call by a busy wait inside it: a slowed copy of known size, to try the measuring itself.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Candidate:
     path: Path
     root: Path | None = None
     min_cosine: float | None = None
+    delay_us: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ class ScenarioRun:
 
     `first_call_ms` is the process's very first only in the first scenario; in later ones it shows what new shapes cost.
     `warmup_stable` is None where the budget left too few calls to judge. `cpus_used` is processor time over wall time
-    in the blocks.
+    in the blocks. `switch_ms` is one call right after a call of another scenario, after all blocks; None where there is
+    only one scenario.
     """
 
     first_call_ms: float
@@ -106,6 +109,7 @@ class ScenarioRun:
     warmup_stable: bool | None
     blocks_ns: tuple[tuple[int, ...], ...]
     cpus_used: float
+    switch_ms: float | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ over groups. Blocks and calls inside a group are not independent and never widen
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, median, stdev
@@ -20,6 +20,9 @@ Verdict = Literal["faster", "slower", "same", "inconclusive"]
 
 P99_MIN_SAMPLES = 662
 """MLPerf LoadGen's floor for a 99th percentile: fewer calls can't bound it with confidence."""
+
+P99_BOUND_SAMPLES = 299
+"""From here on the largest sample is above the 99th percentile with 95 % confidence: 0.99 ** 299 < 0.05."""
 
 _LEVEL = 0.95
 _TREND_BLOCKS = 10
@@ -49,15 +52,17 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Latency:
-    """Times of all timed calls of a candidate in a scenario. `p99_ms` is None below 662 samples.
+    """Times of all timed calls of a candidate in a scenario.
 
-    `outliers` counts the samples beyond Tukey's fences (1.5 interquartile ranges); they are in every other number.
+    `p99_ms` is None below 662 samples; `p99_below_ms` is a bound for it (95 %), None below 299. `outliers` counts the
+    samples beyond Tukey's fences (1.5 interquartile ranges); they are in every other number.
     """
 
     samples: int
     p50_ms: float
     p90_ms: float
     p99_ms: float | None
+    p99_below_ms: float | None
     outliers: int
 
 
@@ -153,6 +158,48 @@ def verdict(found: Ratio, margin: float, noise_floor: float) -> Verdict:
     return "inconclusive"
 
 
+@dataclass(frozen=True)
+class ColdStart:
+    """What a candidate costs before it is warm: medians over its workers.
+
+    Args:
+        process_s: the interpreter and the inputs, up to the backend's `open`.
+        load_s: the backend's `open`, its SDK's import included.
+        first_ms: scenario to its first call in the process.
+        switch_ms: scenario to a warm call right after one of another scenario; empty with one scenario.
+        peak_rss_mib: largest resident memory of the process.
+    """
+
+    process_s: float
+    load_s: float
+    first_ms: Mapping[str, float]
+    switch_ms: Mapping[str, float]
+    peak_rss_mib: float
+
+
+def cold_start(measurement: Measurement, candidate: str) -> ColdStart | None:
+    """Return what a candidate costs before it is warm; None when it has no complete worker."""
+    workers = [w for group in measurement.groups for w in group.workers if w.candidate == candidate]
+    if not workers:
+        return None
+    first: dict[str, float] = {}
+    switch: dict[str, float] = {}
+    for scenario in measurement.scenarios:
+        runs = [worker.runs[scenario] for worker in workers if scenario in worker.runs]
+        switched = [run.switch_ms for run in runs if run.switch_ms is not None]
+        if runs:
+            first[scenario] = median(run.first_call_ms for run in runs)
+        if switched:
+            switch[scenario] = median(switched)
+    return ColdStart(
+        process_s=median(max(0.0, worker.start_s - worker.load_s) for worker in workers),
+        load_s=median(worker.load_s for worker in workers),
+        first_ms=first,
+        switch_ms=switch,
+        peak_rss_mib=median(worker.peak_rss_mib for worker in workers),
+    )
+
+
 def latency(measurement: Measurement, candidate: str, scenario: str) -> Latency | None:
     """Return percentiles over every timed call; None when there is none."""
     samples = sorted(
@@ -172,6 +219,7 @@ def latency(measurement: Measurement, candidate: str, scenario: str) -> Latency 
         p50_ms=percentile(samples, 0.5) / 1e6,
         p90_ms=percentile(samples, 0.9) / 1e6,
         p99_ms=percentile(samples, 0.99) / 1e6 if len(samples) >= P99_MIN_SAMPLES else None,
+        p99_below_ms=samples[-1] / 1e6 if len(samples) >= P99_BOUND_SAMPLES else None,
         outliers=sum(not first - reach <= ns <= third + reach for ns in samples),
     )
 

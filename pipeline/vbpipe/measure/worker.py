@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from vbpipe import plugins
 from vbpipe.core import Backend, Run
-from vbpipe.measure import facts, messages
+from vbpipe.measure import facts, messages, probe
 from vbpipe.measure.correctness import fault
 from vbpipe.measure.statistics import stable
 
@@ -126,8 +127,8 @@ def _reporter(replies: BinaryIO) -> Callable[[type[BaseException], BaseException
 def _serve(opening: messages.Open, requests: BinaryIO, replies: BinaryIO) -> None:
     _limit(opening)
     begin = time.perf_counter()
-    make = cast("Callable[..., Backend]", plugins.backend(opening.backend))
-    with make(**opening.options).open(opening.kind, opening.path, opening.threads, opening.root) as run:
+    with _engine(opening) as opened:
+        run = _delayed(opened, opening.delay_us) if opening.delay_us else opened
         load_s = time.perf_counter() - begin
         _say(replies, messages.Progress())
         trials, first_call_ms = dict[str, Trial](), dict[str, float]()
@@ -144,6 +145,24 @@ def _serve(opening: messages.Open, requests: BinaryIO, replies: BinaryIO) -> Non
         gc.freeze()  # what loading left is never garbage: later collections need not look at it
         _say(replies, messages.Opened(load_s, first_call_ms))
         _obey(run, trials, opening.min_cosine, requests, replies)
+
+
+def _engine(opening: messages.Open) -> AbstractContextManager[Run]:
+    if opening.backend == probe.BACKEND:
+        return probe.opened()
+    make = cast("Callable[..., Backend]", plugins.backend(opening.backend))
+    return make(**opening.options).open(opening.kind, opening.path, opening.threads, opening.root)
+
+
+def _delayed(run: Run, delay_us: float) -> Run:
+    def slower(inputs: Arrays) -> dict[str, np.ndarray[Any, Any]]:
+        outputs = run(inputs)
+        end = time.perf_counter_ns() + int(delay_us * 1000)
+        while time.perf_counter_ns() < end:
+            pass
+        return outputs
+
+    return slower
 
 
 def _limit(opening: messages.Open) -> None:
@@ -181,12 +200,20 @@ def _obey(
         else:
             found = {name: fault(outputs, trials[name].expected, min_cosine) for name, outputs in newest.items()}
             wrong = [f"scenario {name!r}, after timing: {what}" for name, what in found.items() if what]
-            _say(replies, messages.Wrong(wrong[0]) if wrong else _finished())
+            _say(replies, messages.Wrong(wrong[0]) if wrong else _finished(run, trials))
 
 
-def _finished() -> messages.Finished:
+def _finished(run: Run, trials: Mapping[str, Trial]) -> messages.Finished:
+    switch_ms = {name: _switch_ms(run, name, trials) for name in trials} if len(trials) > 1 else {}
     used = resource.getrusage(resource.RUSAGE_SELF)
-    return messages.Finished(_peak_rss_mib(), used.ru_nivcsw, used.ru_majflt, facts.affinity())
+    return messages.Finished(_peak_rss_mib(), used.ru_nivcsw, used.ru_majflt, facts.affinity(), switch_ms)
+
+
+def _switch_ms(run: Run, name: str, trials: Mapping[str, Trial]) -> float:
+    """Time a scenario's first call after one of another: engines may plan again when a shape changes."""
+    other = next(trial for title, trial in trials.items() if title != name)
+    run(other.feeds[0])
+    return time_calls(run, trials[name].feeds, 1).ns[0] / 1e6
 
 
 def _peak_rss_mib() -> float:

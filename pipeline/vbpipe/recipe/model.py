@@ -96,8 +96,9 @@ class Gate(Spec):
     """A rule on one measured figure. What can't be told never passes."""
 
     metric: Name
-    """`speedup`, a fidelity figure (`cosine`, `cosine_min`, `sqnr_db`, `max_abs`, `top1_agreement`), `size_mb`, or a
-    metric of `data.evaluation`."""
+    """`speedup`; a fidelity figure (`cosine`, `cosine_min`, `sqnr_db`, `max_abs`, `max_relative`, `top1_agreement`);
+    `p50_ms`, `p90_ms`, `p99_ms`, `throughput` (rows a second), `first_ms`, `switch_ms` in each scenario; `process_s`,
+    `load_s`, `peak_rss_mib`, `size_mb`; or a metric of `data.evaluation`."""
     over: str = "eager"
     """What it is compared with: `eager`, `previous` (the step before), or the name of a variant."""
     min: float | None = None
@@ -105,7 +106,7 @@ class Gate(Spec):
     max_drop: float | None = None
     """For an evaluation metric: the most it may fall below `over`'s."""
     scenario: str | None = None
-    """For `speedup`: only this scenario ("batch=1,seq=128"); every one when absent."""
+    """For figures that each scenario has: only this one ("batch=1,seq=128"); every one when absent."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Gate:

@@ -12,7 +12,10 @@ from vbpipe.recipe.model import Dimension
 from vbpipe.recipe.wording import check, listing, suggest
 from vbpipe.samples import describe
 
-MEASURED = FIDELITY | {"speedup", "size_mb"}
+TIMES = frozenset(
+    {"p50_ms", "p90_ms", "p99_ms", "throughput", "process_s", "load_s", "first_ms", "switch_ms", "peak_rss_mib"}
+)
+MEASURED = FIDELITY | TIMES | {"speedup", "size_mb"}
 """Metrics that every build measures; others come from `data.evaluation`."""
 
 

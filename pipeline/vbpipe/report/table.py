@@ -11,7 +11,7 @@ Tone = Literal["plain", "good", "bad", "doubtful", "faint"]
 _FIDELITY = ("cosine", "top1_agreement", "cosine_min", "sqnr_db", "max_abs", "max_relative")
 """Closeness to eager. Cosine is always shown, the others where a gate reads them."""
 
-_HIDDEN = frozenset({"size_mb", *_FIDELITY})
+_HIDDEN = frozenset({"size_mb", "process_s", "load_s", "peak_rss_mib", *_FIDELITY})
 _TONES: Mapping[str, Tone] = {
     "faster": "good", "pass": "good", "slower": "bad", "fail": "bad", "inconclusive": "doubtful", "mixed": "doubtful",
     "same": "plain", "baseline": "faint",
@@ -91,7 +91,9 @@ def _conclusion(variant: Mapping[str, Any]) -> Iterator[Cell]:
 def _metric_names(verdict: Mapping[str, Any]) -> list[str]:
     found: dict[str, None] = {}
     for row in verdict["rows"].values():
-        shown = (name for name in row["metrics"] if name not in _HIDDEN and not name.startswith("check_"))
+        shown = (
+            name for name in row["metrics"] if name not in _HIDDEN and not name.startswith("check_") and "@" not in name
+        )
         found.update(dict.fromkeys(shown))
     return list(found)
 

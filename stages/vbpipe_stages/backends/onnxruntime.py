@@ -103,6 +103,27 @@ class OnnxRuntime(Spec):
         _onnx_graph.copy_files(source.path, out, (_interface.FILE, _provenance.FILE))
         return {**_contents(out), "providers": used, "optimized": not self._compiles()}
 
+    @classmethod
+    def adopt(cls, file: Path, out: Path, inputs: Mapping[str, Array]) -> None:
+        """Make an "onnx" artifact in the empty directory `out` of somebody's ONNX file, for inputs like these.
+
+        Raises:
+            EngineError: it is no graph that can be loaded, or takes other inputs.
+        """
+        import onnx
+        from google.protobuf.message import DecodeError
+
+        try:
+            graph = onnx.load(str(file))
+        except (DecodeError, OSError, ValueError, onnx.checker.ValidationError) as error:
+            raise EngineError(f"it is no ONNX graph ({_first_line(error)}).", where=str(file)) from error
+        weights = {value.name for value in graph.graph.initializer}
+        taken = [value.name for value in graph.graph.input if value.name not in weights]
+        if sorted(taken) != sorted(inputs):
+            raise EngineError(f"it takes {taken}, not {sorted(inputs)}.", where=str(file), hint="Correct --inputs.")
+        _onnx_graph.write(graph, out)
+        _interface.Interface.fixed(inputs, [value.name for value in graph.graph.output]).write(out)
+
     @contextmanager
     def open(self, kind: str, path: Path, threads: int, root: Path | None = None) -> Iterator[Run]:
         """Open a session; what `build` wrote is taken as it is, an "onnx" artifact is optimized first.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vbpipe.core import Artifact, Backend, Meta, Run, Spec
 from vbpipe.errors import EngineError
@@ -13,7 +14,10 @@ from vbpipe_stages._interface import Interface
 from vbpipe_stages._user_code import installed
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+
+    Array = np.ndarray[Any, Any]
 
 FILE = "model.pt"
 
@@ -60,6 +64,27 @@ class TorchScript(Spec):
         save(frozen, out / FILE)
         interface.write(out)
         return {"nodes_before": before, "nodes": _nodes(frozen), "optimize": self.optimize}
+
+    @classmethod
+    def adopt(cls, file: Path, out: Path, inputs: Mapping[str, Array]) -> None:
+        """Make a "torchscript" artifact in the empty directory `out` of somebody's own TorchScript file.
+
+        The file is code, and is run here once on `inputs`, in their order, to see what it returns.
+
+        Raises:
+            EngineError: it is no TorchScript program, or fails on these inputs.
+        """
+        import torch
+
+        program = _load(file).eval()
+        try:
+            with torch.inference_mode():
+                found = program(*(torch.from_numpy(array) for array in inputs.values()))
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise EngineError(f"it fails on these inputs ({str(error).splitlines()[0]}).", where=str(file)) from error
+        count = 1 if isinstance(found, torch.Tensor) else len(found)
+        shutil.copyfile(file, out / FILE)
+        Interface.fixed(inputs, [f"output{index}" for index in range(count)]).write(out)
 
     @contextmanager
     def open(self, kind: str, path: Path, threads: int, root: Path | None = None) -> Iterator[Run]:

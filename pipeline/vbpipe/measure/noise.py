@@ -1,0 +1,197 @@
+"""Try the measuring on this host: how often it calls equal engines different, and what difference it finds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from tempfile import TemporaryDirectory
+
+from vbpipe.errors import VbpipeError
+from vbpipe.measure import messages
+from vbpipe.measure.process import Ask, Failure, Worker, close_all, exchange
+from vbpipe.measure.protocol import measure
+from vbpipe.measure.record import Candidate, Scenario, Settings
+from vbpipe.measure.statistics import Verdict, latency, noise_floor, ratio, verdict
+
+NAIVE_CALLS = 20
+NAIVE_THRESHOLD = 0.02
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One measurement of an engine against a copy of itself that is slower by a known share.
+
+    `truth` is the true speed-up of the copy; `naive` is what medians of 20 calls of one, then 20 of the other, say of
+    the same pair, each in one fresh process.
+    """
+
+    delay: float
+    truth: float
+    value: float
+    low: float
+    high: float
+    floor: float
+    verdict: Verdict
+    naive: float
+    groups: int
+    seconds: float
+
+    @property
+    def covered(self) -> bool:
+        """Return whether the interval holds the true ratio."""
+        return self.low <= self.truth <= self.high
+
+    @property
+    def wrong(self) -> bool:
+        """Return whether the verdict names a difference that is not there, or the wrong direction."""
+        return self.verdict == "faster" or (self.verdict == "slower" and self.delay == 0)
+
+    @property
+    def naive_wrong(self) -> bool:
+        """Return whether naive timing claims a difference of over 2 % between equal engines."""
+        return self.delay == 0 and abs(self.naive - 1) > NAIVE_THRESHOLD
+
+
+@dataclass(frozen=True)
+class NoiseSummary:
+    """What trials of one delay came to; shares are of all trials."""
+
+    delay: float
+    trials: int
+    wrong: float
+    naive_wrong: float
+    found: float
+    """Share with the verdict "slower"."""
+    covered: float
+    half_width: float
+    """Median half width of the intervals: 0.01 is +-1 %."""
+    floor: float
+    seconds: float
+
+
+def call_ms(candidate: Candidate, scenario: Scenario, settings: Settings) -> float:
+    """Return the engine's median call, from two small groups; raises VbpipeError when it can't be timed."""
+    quick = replace(settings, min_groups=2, max_groups=2, budget_s=10.0, control=False)
+    found = measure([candidate], [scenario], quick, baseline=candidate.name)
+    typical = latency(found, candidate.name, scenario.name)
+    if typical is None:
+        outcome = found.outcome(candidate.name)
+        raise VbpipeError(f"the engine can't be timed: {outcome.status}: {outcome.message}", where=candidate.name)
+    return typical.p50_ms
+
+
+def run_trial(candidate: Candidate, scenario: Scenario, settings: Settings, delay: float, typical_ms: float) -> Trial:
+    """Measure an engine against its copy, `delay` (0.05 is 5 %) slower; `typical_ms` is its median call."""
+    begin = time.monotonic()
+    base = replace(candidate, name="base")
+    copy = replace(candidate, name="copy", delay_us=delay * typical_ms * 1000)
+    found = measure([base, copy], [scenario], settings, baseline="base")
+    seconds = time.monotonic() - begin
+    got = ratio(found, "copy", "base", scenario.name)
+    floor = noise_floor(found, scenario.name)
+    now = latency(found, "base", scenario.name)
+    assert now is not None, "the base was measured"
+    return Trial(
+        delay=delay,
+        # The delay is a fixed time, so its share follows the speed that the machine had in this trial.
+        truth=1 / (1 + copy.delay_us / 1000 / now.p50_ms),
+        value=got.value,
+        low=got.low,
+        high=got.high,
+        floor=floor,
+        verdict=verdict(got, settings.margin, floor),
+        naive=naive_ratio(base, copy, scenario, settings),
+        groups=got.groups,
+        seconds=seconds,
+    )
+
+
+def naive_ratio(base: Candidate, copy: Candidate, scenario: Scenario, settings: Settings) -> float:
+    """Return what most tools would say: 20 calls of one, then 20 of the other, and the ratio of their medians."""
+    times = [_naive_ms(one, scenario, settings) for one in (base, copy)]
+    return times[0] / times[1]
+
+
+def summarize(trials: Sequence[Trial]) -> NoiseSummary:
+    """Return shares over trials of one delay."""
+    return NoiseSummary(
+        delay=trials[0].delay,
+        trials=len(trials),
+        wrong=fmean(trial.wrong for trial in trials),
+        naive_wrong=fmean(trial.naive_wrong for trial in trials),
+        found=fmean(trial.verdict == "slower" for trial in trials),
+        covered=fmean(trial.covered for trial in trials),
+        half_width=median((trial.high / trial.low) ** 0.5 - 1 for trial in trials),
+        floor=median(trial.floor for trial in trials),
+        seconds=fmean(trial.seconds for trial in trials),
+    )
+
+
+def run_trials(
+    candidate: Candidate,
+    scenario: Scenario,
+    settings: Settings,
+    delays: Sequence[float],
+    count: int,
+    each: Callable[[Trial], None] = lambda _trial: None,
+) -> tuple[NoiseSummary, ...]:
+    """Run `count` trials of every delay, delays in turn so that drift meets all alike; `each` is called after each."""
+    typical_ms = call_ms(candidate, scenario, settings)
+    trials: dict[float, list[Trial]] = {delay: [] for delay in delays}
+    for index in range(count):
+        for delay in delays:
+            trial = run_trial(candidate, scenario, replace(settings, seed=index), delay, typical_ms)
+            trials[delay].append(trial)
+            each(trial)
+    return tuple(summarize(of_one) for of_one in trials.values())
+
+
+def advice(summaries: Sequence[NoiseSummary], cores: int, load_1m: float) -> tuple[str, ...]:
+    """Return what would make this host tell smaller differences apart."""
+    found: list[str] = []
+    worst = max(summary.half_width for summary in summaries)
+    if load_1m > 0.5 * cores:
+        found.append(f"the load is {load_1m:.1f} on {cores} cores: close what else is running.")
+    if worst > 0.02:
+        factor = (worst / 0.02) ** 2
+        found.append(f"intervals are +-{worst:.1%}; for +-2 % give about {factor:.0f} times the budget (budget_s).")
+    if any(summary.floor > 0.02 for summary in summaries):
+        found.append(
+            "the engine differs from itself by more than 2 %: pin it to cores of its own, or use fewer threads."
+        )
+    return tuple(found)
+
+
+def _naive_ms(candidate: Candidate, scenario: Scenario, settings: Settings) -> float:
+    with TemporaryDirectory(prefix="vbpipe-naive-") as folder:
+        worker = Worker(Path(folder) / "log", settings.threads)
+        try:
+            opening = messages.Open(
+                backend=candidate.backend,
+                options=candidate.options,
+                kind=candidate.kind,
+                path=candidate.path,
+                root=candidate.root,
+                threads=settings.threads,
+                cpus=settings.cpus,
+                memory_limit_mib=None,
+                min_cosine=None,
+                delay_us=candidate.delay_us,
+                loads=(messages.Load(scenario.name, scenario.inputs, None),),
+            )
+            _answer(worker, opening, settings)
+            timed = _answer(worker, messages.Time(scenario.name, NAIVE_CALLS, 0.0), settings)
+        finally:
+            close_all([worker], at_once=False)
+    assert isinstance(timed, messages.Timed)
+    return median(timed.ns) / 1e6
+
+
+def _answer(worker: Worker, request: messages.Request, settings: Settings) -> messages.Reply:
+    reply = exchange([Ask(worker, request, settings.start_timeout_s)], 1)[worker]
+    if isinstance(reply, Failure):
+        raise VbpipeError(f"the engine can't be timed: {reply.status}: {reply.message}")
+    return reply
