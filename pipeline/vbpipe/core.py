@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
@@ -94,6 +94,14 @@ class Stage(Protocol):
         """Write the artifact's files into the empty directory `out`; raise VbpipeError with what to do."""
 
 
+@runtime_checkable
+class Keeping(Protocol):
+    """A stage that promises to change nothing but speed; the promise is checked on real samples after each run."""
+
+    def keeps(self) -> str:
+        """Return the kind of the input whose outputs it keeps."""
+
+
 class Backend(Protocol):
     """How one engine runtime compiles, and how it runs what it compiled. The instance holds its own options.
 
@@ -148,25 +156,36 @@ def cache_key(stage: Stage, inputs: Mapping[str, str], root: Path) -> CacheKey:
         root: the recipe's folder.
     """
     own = {"stage": stage.name, "version": str(stage.version)}
-    options = {f"options.{path}": value for path, value in _leaves(stage)}
+    options = {f"options.{path}": value for path, value in canonical(stage)}
     tools = {f"env.{name}": value for name, value in stage.fingerprint(root).items()}
     read = {f"input.{name}": digest for name, digest in inputs.items()}
     return CacheKey({**own, **options, **tools, **read})
 
 
-def _leaves(stage: Stage) -> list[tuple[str, str]]:
-    assert isinstance(stage, BaseModel), "a stage is a Spec: its fields are its options"
-    found: list[tuple[str, str]] = []
+def canonical(value: object) -> tuple[tuple[str, str], ...]:
+    """Return (path, JSON text) of every leaf of a Spec, such that different values never give equal leaves.
 
-    def walk(path: str, value: object) -> None:
-        if isinstance(value, Mapping) and value:
-            for key in value:
-                walk(f"{path}.{key}" if path else str(key), value[key])
-        elif isinstance(value, list | tuple) and value:
-            for index, item in enumerate(value):
-                walk(f"{path}[{index}]", item)
-        elif value is not None:  # unset is the same as absent: a new optional field changes no key
-            found.append((path, json.dumps(value, sort_keys=True)))
+    A field that is None is left out: unset is the same as absent, so a new optional field changes no key. In mappings,
+    which belong to users, None counts, and so does an order that is not alphabetical: forward() binds by position.
+    """
+    return tuple(_leaves("", value))
 
-    walk("", stage.model_dump(mode="json"))
-    return found
+
+def _leaves(path: str, value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, BaseModel):
+        for name in sorted(type(value).model_fields):
+            field = getattr(value, name)
+            if field is not None:
+                yield from _leaves(f"{path}.{name}" if path else name, field)
+    elif isinstance(value, Mapping) and value:
+        names = [str(name) for name in value]
+        if names != sorted(names):
+            yield f"{path}.#order", json.dumps(names)
+        for name, item in value.items():
+            plain = str(name).replace("_", "").replace("-", "").isalnum()
+            yield from _leaves(f"{path}.{name}" if plain else f"{path}[{json.dumps(str(name))}]", item)
+    elif isinstance(value, list | tuple) and value:
+        for index, item in enumerate(value):
+            yield from _leaves(f"{path}[{index}]", item)
+    else:
+        yield path, json.dumps(value, sort_keys=True, default=list)

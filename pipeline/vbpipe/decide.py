@@ -11,9 +11,23 @@ from vbpipe.recipe.model import Gate
 
 Outcome = Literal["pass", "fail", "inconclusive"]
 BASELINE = "eager"
-IMPLIED = (Gate(metric="speedup", min=1.0), Gate(metric="cosine", min=0.99))
-"""What holds even for a recipe that names no such gate: nothing slower than eager, nothing far from its outputs."""
 FIDELITY = frozenset({"cosine", "cosine_min", "sqnr_db", "max_abs", "max_relative", "top1_agreement"})
+TIMES = frozenset(
+    {"p50_ms", "p90_ms", "p99_ms", "throughput", "first_ms", "switch_ms", "process_s", "load_s", "peak_rss_mib"}
+)
+MEASURED = FIDELITY | TIMES | {"speedup", "size_mb"}
+"""Figures that every build measures; others come from `data.evaluation`, and may not take these names."""
+SIZED = frozenset({"sqnr_db", "max_abs", "max_relative", "top1_agreement"})
+"""Figures that see a wrong scale; cosine does not."""
+IMPLIED = (
+    Gate(metric="speedup", min=1.0),
+    Gate(metric="cosine", min=0.99),
+    Gate(metric="sqnr_db", min=6.0),
+)
+"""What holds where a recipe bounds nothing in its place: nothing slower than eager in any scenario, nothing that
+points elsewhere than its outputs, nothing of another size (at 6 dB the error has a quarter of the power)."""
+EXACT_DB = 100.0
+"""From here on outputs are eager's own, up to rounding, and so are the metrics made of them."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +84,19 @@ class Compare:
 
 
 def effective_gates(gates: Sequence[Gate]) -> tuple[tuple[Gate, bool], ...]:
-    """Return the recipe's gates, and behind them (marked True) the implied ones that no gate of the recipe covers."""
-    named = {gate.metric for gate in gates}
-    judged_right = bool(named & FIDELITY) or any(gate.max_drop is not None for gate in gates)
-    implied = [gate for gate in IMPLIED if not (gate.metric in named or (gate.metric in FIDELITY and judged_right))]
+    """Return the recipe's gates, and behind them (marked True) the implied ones that no gate of the recipe covers.
+
+    Only a bound on the very thing covers one: a speed-up over another step, or in one scenario, says nothing of eager.
+    """
+    bounded = {gate.metric for gate in gates if (gate.min is not None or gate.max is not None) and not gate.scenario}
+    covered = {
+        "speedup": any(
+            g.metric == "speedup" and g.over == BASELINE and g.min is not None and not g.scenario for g in gates
+        ),
+        "cosine": bool(bounded & FIDELITY),
+        "sqnr_db": bool(bounded & SIZED),
+    }
+    implied = (gate for gate in IMPLIED if not covered[gate.metric])
     return (*((gate, False) for gate in gates), *((gate, True) for gate in implied))
 
 
@@ -129,8 +152,12 @@ def overall(row: Row) -> float:
 
 def worst(results: Sequence[GateResult]) -> Outcome:
     """Return "fail" before "inconclusive" before "pass"."""
-    found = {result.outcome for result in results}
-    return "fail" if "fail" in found else "inconclusive" if "inconclusive" in found else "pass"
+    return worst_of([result.outcome for result in results])
+
+
+def worst_of(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return "fail" before "inconclusive" before "pass"."""
+    return "fail" if "fail" in outcomes else "inconclusive" if "inconclusive" in outcomes else "pass"
 
 
 def describe(gate: Gate) -> str:
@@ -178,33 +205,72 @@ def _judge_interval(gate: Gate, scenario: str, figure: Figure, noise: float) -> 
 
 def _judge_metric(gate: Gate, row: Row, rows: Mapping[str, Row], compare: Compare) -> list[GateResult]:
     """Judge a figure that has one value, or one in each scenario ("p50_ms@batch=1"), which must all hold."""
-    names = [n for n in row.metrics if n == gate.metric or n.startswith(f"{gate.metric}@")]
-    names = [n for n in names if gate.scenario is None or n in (gate.metric, f"{gate.metric}@{gate.scenario}")]
-    if not names:
+    if gate.metric in row.metrics:
+        return [_judge_figure(gate, gate.metric, row, rows, compare)]
+    prefix = f"{gate.metric}@"
+    names = [f"{prefix}{scenario}" for scenario in compare.noise if gate.scenario in (None, scenario)]
+    if not any(name in row.metrics for name in names):
         there = ", ".join(sorted({name.split("@")[0] for name in row.metrics})) or "none"
         return [GateResult(describe(gate), "fail", f"{describe(gate)}: there is no such figure (measured: {there}).")]
     return [_judge_figure(gate, name, row, rows, compare) for name in names]
 
 
 def _judge_figure(gate: Gate, name: str, row: Row, rows: Mapping[str, Row], compare: Compare) -> GateResult:
-    figure = row.metrics[name]
     at = f" at {name.split('@', 1)[1]}" if "@" in name and not gate.scenario else ""
-    text = f"{describe(gate)}: {figure.value:.4f}{at}"
+    figure = row.metrics.get(name)
+    if figure is None:
+        return GateResult(describe(gate), "inconclusive", f"{describe(gate)}: too few calls to know it{at}.")
+    text = f"{describe(gate)}: {_shown(figure)}{at}"
     if not math.isfinite(figure.value):
         return GateResult(describe(gate), "fail", f"{text} is not a number.")
+    outcomes: list[Outcome] = []
     if gate.max_drop is not None:
         over = _over(gate, row, compare)
         base = rows[over].metrics.get(name) if over in rows else None
         if base is None:
             return GateResult(describe(gate), "fail", f"{describe(gate)}: {gate.over} has no such figure.")
-        text += f" against {base.value:.4f}"
-        if not base.value - figure.value <= gate.max_drop:
-            return GateResult(describe(gate), "fail", f"{text} is too low.")
-    if gate.min is not None and not figure.value >= gate.min:
-        return GateResult(describe(gate), "fail", f"{text} is too low.")
-    if gate.max is not None and not figure.value <= gate.max:
-        return GateResult(describe(gate), "fail", f"{text} is too high.")
-    return GateResult(describe(gate), "pass", f"{text}.")
+        text += f" against {_shown(base)}"
+        outcomes.append(_judge_bounds(_drop(base, figure, row), None, gate.max_drop))
+    outcomes.append(_judge_bounds(figure, gate.min, gate.max))
+    outcome = worst_of(outcomes)
+    said = {
+        "pass": ".",
+        "fail": " is outside it.",
+        "inconclusive": ": the interval holds the limit, so it can't be told.",
+    }
+    return GateResult(describe(gate), outcome, text + said[outcome])
+
+
+def _judge_bounds(figure: Figure, lower: float | None, upper: float | None) -> Outcome:
+    low = figure.value if figure.low is None else figure.low
+    high = figure.value if figure.high is None else figure.high
+    if (lower is not None and not high >= lower) or (upper is not None and not low <= upper):
+        return "fail"
+    inside = (lower is None or low >= lower) and (upper is None or high <= upper)
+    return "pass" if inside else "inconclusive"
+
+
+def _drop(base: Figure, figure: Figure, row: Row) -> Figure:
+    """Return how far `figure` is below `base`, with an interval as if both had been measured apart.
+
+    They come from the same samples, so the true interval is narrower: this one errs to the safe side.
+    """
+    drop = base.value - figure.value
+    exact = row.metrics.get("sqnr_db")
+    if exact is not None and exact.value >= EXACT_DB:
+        return Figure(drop)
+    below = math.hypot(_reach(base, base.low), _reach(figure, figure.high))
+    above = math.hypot(_reach(base, base.high), _reach(figure, figure.low))
+    return Figure(drop, drop - below, drop + above)
+
+
+def _reach(figure: Figure, end: float | None) -> float:
+    return 0.0 if end is None else abs(end - figure.value)
+
+
+def _shown(figure: Figure) -> str:
+    interval = "" if figure.low is None or figure.high is None else f" [{figure.low:.4f}, {figure.high:.4f}]"
+    return f"{figure.value:.4f}{interval}"
 
 
 def _over(gate: Gate, row: Row, compare: Compare) -> str:

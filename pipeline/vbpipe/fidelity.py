@@ -120,7 +120,7 @@ def _rows(array: Array) -> Array:
     wide = np.asarray(array, dtype=np.float64)
     # A non-finite value that both sides share says nothing about closeness and would poison every sum.
     wide = np.where(np.isfinite(wide), wide, 0.0)
-    return wide.reshape(wide.shape[0], -1) if wide.ndim >= 2 else wide.reshape(1, -1)
+    return wide.reshape(wide.shape[0], math.prod(wide.shape[1:])) if wide.ndim >= 2 else wide.reshape(1, wide.size)
 
 
 def _cosines(got: Array, want: Array) -> Array:

@@ -11,10 +11,10 @@ from typing import Any, Protocol, cast, runtime_checkable
 from pydantic import BaseModel
 
 from vbpipe import plugins
-from vbpipe.core import Stage
+from vbpipe.core import Stage, canonical
 from vbpipe.errors import UsageError
 from vbpipe.recipe.model import Recipe, Target
-from vbpipe.runner import Runner, runner_for
+from vbpipe.runner import Runner, own_runner, runner_for
 
 REFERENCE = "reference"
 BASELINE = "eager"
@@ -36,7 +36,8 @@ class Step:
     identities: tuple[str, ...] = ()
     """"recipe/variant/target/label" of every chain that it belongs to."""
     runner: Runner | None = None
-    """Who runs what it produces; None when nothing does."""
+    """Who runs what it produces for the comparison with eager; None when nothing does. Steps that targets share are
+    compared on the kind's own runtime, whatever the targets' options: the outcome must not depend on who asks first."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,9 @@ class Layout:
     chains: Mapping[str, tuple[str, ...]]
     """Variant to its row names, first to last."""
     runners: Mapping[str, Runner]
-    """Row name to who runs it."""
+    """Row name to who runs it on this target."""
+    previous: Mapping[str, str]
+    """Row name to the row that its step was made from."""
 
 
 def make_plan(
@@ -148,7 +151,7 @@ class _Draft:
         # What closes a target is configured from the reference variant: gates and scenarios hold for all variants.
         reference = next(iter(variants.values()))
         chains = {variant: tuple(names[step] for step, _ in steps) for variant, steps in runnable.items()}
-        self._add_finals(reference, target_name, chains, names)
+        self._add_finals(reference, target_name, self._layout(target_name, target, chains, names), names)
 
     def finish(self) -> Plan:
         return Plan(
@@ -168,7 +171,7 @@ class _Draft:
             needs = _inputs(stage, newest, f"variant {variant}, target {target_name}")
             identity = f"{self.recipe}/{variant}/{target_name}/{stage.label()}"
             kind = stage.produces()
-            runner = runner_for(kind, target) if _is_runnable(kind) else None
+            runner = _checking_runner(kind, target) if _is_runnable(kind) else None
             if runner is not None and kind != REFERENCE:
                 # Read by the comparison with eager that follows the step itself.
                 needs |= {common: newest[common] for common in CHECKED_AGAINST if common in newest}
@@ -205,12 +208,22 @@ class _Draft:
                 added = self._add(stage, needs, identity, None)
                 baseline = added if kind == REFERENCE else baseline
 
-    def _add_finals(
-        self, recipe: Recipe, target_name: str, chains: Mapping[str, tuple[str, ...]], names: Mapping[str, str]
-    ) -> None:
+    def _layout(
+        self, target_name: str, target: Target, chains: Mapping[str, tuple[str, ...]], names: Mapping[str, str]
+    ) -> Layout:
+        runners = {name: runner_for(self.steps[step].stage.produces(), target) for step, name in names.items()}
+        previous = {name: names[before] for step, name in names.items() if (before := self._made_from(step, names))}
+        return Layout(target=target_name, chains=chains, runners=runners, previous=previous)
+
+    def _made_from(self, step_id: str, names: Mapping[str, str]) -> str | None:
+        """Return the measured step whose result this one turns into its own; eager only where there is no other."""
+        step = self.steps[step_id]
+        read = [step.needs[kind] for kind in sorted(step.stage.consumes()) if step.needs.get(kind) in names]
+        graphs = [i for i in read if self.steps[i].stage.produces() != REFERENCE]
+        return next(iter(graphs or read), None)
+
+    def _add_finals(self, recipe: Recipe, target_name: str, layout: Layout, names: Mapping[str, str]) -> None:
         target = recipe.targets[target_name]
-        runners = {name: cast(Runner, self.steps[step].runner) for step, name in names.items()}
-        layout = Layout(target=target_name, chains=chains, runners=runners)
         made: dict[str, str] = {}
         finals = self.finals.setdefault(target_name, {})
         for template in _configured(recipe, target, "target"):
@@ -233,7 +246,7 @@ class _Draft:
 
     def _add(self, stage: Stage, needs: Mapping[str, str], identity: str, runner: Runner | None) -> str:
         assert isinstance(stage, BaseModel)
-        text = json.dumps([stage.name, stage.model_dump(mode="json"), dict(sorted(needs.items()))], sort_keys=True)
+        text = json.dumps([stage.name, canonical(stage), sorted(needs.items())])
         step_id = hashlib.sha256(text.encode()).hexdigest()[:16]
         known = self.steps.get(step_id)
         identities = (*known.identities, identity) if known else (identity,)
@@ -270,14 +283,21 @@ def _is_runnable(kind: str) -> bool:
     return any(kind in plugins.backend(name).runs for name in plugins.names("backends"))
 
 
+def _checking_runner(kind: str, target: Target) -> Runner:
+    return runner_for(kind, target) if kind == "engine" else own_runner(kind) or runner_for(kind, target)
+
+
 def _row_names(runnable: Mapping[str, Sequence[tuple[str, str]]]) -> dict[str, str]:
-    """Return step id to row name: the bare label where all variants share the step, else with who uses it."""
+    """Return step id to row name: the bare label where all variants share the step, else with who uses it.
+
+    The reference variant's eager is "eager", which ratios are taken over, also where other variants have their own.
+    """
     names: dict[str, str] = {}
     for variant, steps in runnable.items():
         for step, label in steps:
             users = [name for name, theirs in runnable.items() if any(step == other for other, _ in theirs)]
-            if label == BASELINE or (len(users) > 1 and len(users) == len(runnable)):
-                names.setdefault(step, label)
-            else:
-                names.setdefault(step, f"{'+'.join(users)}/{label}" if len(users) > 1 else f"{variant}/{label}")
+            bare = len(users) == len(runnable) > 1 or (label == BASELINE and BASELINE not in names.values())
+            names.setdefault(
+                step, label if bare else f"{'+'.join(users)}/{label}" if len(users) > 1 else f"{variant}/{label}"
+            )
     return names

@@ -42,6 +42,11 @@ def runner_for(kind: str, target: Target) -> Runner:
     return Runner(backend=_OWN[kind], threads=target.threads)
 
 
+def own_runner(kind: str) -> Runner | None:
+    """Return who runs artifacts of `kind` where no target is asked; None for kinds that a target's backend runs."""
+    return Runner(backend=_OWN[kind]) if kind in _OWN else None
+
+
 def configured(runner: Runner) -> Backend:
     """Return the backend with its options set; raises UsageError for options that it doesn't have."""
     cls = plugins.backend(runner.backend)

@@ -14,28 +14,25 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-CHECK_VOLUME_BYTES = 64 * 2**20
-"""Made-up check samples stay below this size, whatever the profile's maximum."""
-
 
 def check_sizes(shapes: Mapping[str, Dimension]) -> tuple[dict[str, int], ...]:
-    """Return the three sizes at which every step is checked: the optimum, the minimum, and one in between.
+    """Return the sizes at which every step is checked: the optimum, the minimum, and others inside the profile.
 
-    The third is odd and differs from what exporters are shown, so a length baked in at export is caught.
+    Three, or as many as the profile holds. The others are odd where they can be and differ between symbols, so that a
+    length baked in at export, or two axes tied by mistake, are caught.
     """
-    between = {name: _between(dim) for name, dim in shapes.items()}
-    found: list[dict[str, int]] = []
-    for sizes in ({n: d.opt for n, d in shapes.items()}, {n: d.min for n, d in shapes.items()}, between):
-        if sizes not in found:
-            found.append(sizes)
-    return tuple(found)
+    found = [{name: dim.opt for name, dim in shapes.items()}, {name: dim.min for name, dim in shapes.items()}]
+    for turn in range(4):
+        found.append({name: _other(dim, turn + place) for place, (name, dim) in enumerate(shapes.items())})
+    distinct = [sizes for index, sizes in enumerate(found) if sizes not in found[:index]]
+    return tuple(distinct[:3])
 
 
 def synthesize(model: Model, sizes: Mapping[str, int], seed: int) -> dict[str, Array]:
     """Return one made-up sample: input name to array, equal for equal arguments on every machine.
 
     Raises:
-        VbpipeError: `sizes` lacks a symbol, or the sample would exceed memory sense.
+        VbpipeError: `sizes` lacks a symbol.
     """
     import numpy as np
 
@@ -93,6 +90,13 @@ def save_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, str(path))
 
 
+def load_arrays(path: Path) -> dict[str, Array]:
+    """Read what `save_arrays` wrote."""
+    from safetensors.numpy import load_file
+
+    return dict(load_file(str(path)))
+
+
 def load(path: Path) -> list[dict[str, Array]]:
     """Read what `save` wrote, arrays in the order of their names.
 
@@ -118,10 +122,11 @@ def total_bytes(rows: Iterable[Mapping[str, Array]]) -> int:
     return sum(array.nbytes for row in rows for array in row.values())
 
 
-def _between(dim: Dimension) -> int:
+def _other(dim: Dimension, turn: int) -> int:
+    """Return a size inside the profile, beyond the optimum where there is room, another for each of a few turns."""
     wanted = dim.opt + max(1, dim.opt // 3)
-    wanted += 1 - wanted % 2
-    return wanted if wanted <= dim.max else max(dim.min, min(dim.max, (dim.min + dim.opt) // 2))
+    wanted += 1 - wanted % 2 + 2 * turn
+    return wanted if wanted <= dim.max else dim.min + (turn + (dim.max - dim.min) // 2) % (dim.max - dim.min + 1)
 
 
 def _fill(name: str, spec: TensorInput, sizes: Mapping[str, int], generator: np.random.Generator) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -16,7 +16,8 @@ from vbpipe.core import Inputs, Meta, Site, Spec, Stage
 from vbpipe.errors import StepFailed
 from vbpipe.plan import BASELINE, Layout
 from vbpipe.recipe.model import Model, Recipe, Target
-from vbpipe.runner import Runner, open_runner
+from vbpipe.runner import Runner, configured, open_runner
+from vbpipe_stages._user_code import dependencies
 from vbpipe_stages._work import count_flops
 
 WORK = "work.json"
@@ -56,7 +57,8 @@ class Benchmark(Spec):
     threads: SkipJsonSchema[int] = 1
     runners: SkipJsonSchema[Mapping[str, Runner]] = {}
     """Set by `for_target`."""
-    taken: SkipJsonSchema[int] = 0
+    chains: SkipJsonSchema[Mapping[str, tuple[str, ...]]] = {}
+    taken: SkipJsonSchema[int | None] = None
     """Set by `vbpipe bench` to the time of the call: a measurement that no earlier one can stand for."""
 
     @classmethod
@@ -65,7 +67,7 @@ class Benchmark(Spec):
         return (cls.model_validate({**recipe.stages.get(cls.name, {}), **facts}),)
 
     def for_target(self, layout: Layout) -> Stage:
-        return self.model_copy(update={"runners": dict(layout.runners)})
+        return self.model_copy(update={"runners": dict(layout.runners), "chains": dict(layout.chains)})
 
     def label(self) -> str:
         return self.name
@@ -78,13 +80,22 @@ class Benchmark(Spec):
 
     def fingerprint(self, root: Path) -> Mapping[str, str]:
         versions = {name: metadata.version(name) for name in ("numpy", "vbpipe")}
-        return {**versions, **{f"host.{name}": value for name, value in measure.host_identity().items()}}
+        found = {**versions, **{f"host.{name}": value for name, value in measure.host_identity().items()}}
+        for runner in self.runners.values():
+            runtime = configured(runner).fingerprint()
+            found |= {f"{runner.backend}.{name}": value for name, value in runtime.items()}
+        # Eager's speed is in its source, which equal outputs say nothing of.
+        assert self.model is not None, "configure() sets it"
+        return {**found, **dependencies(self.model.factory, self.model, root)}
 
     def run(self, inputs: Inputs, out: Path, site: Site) -> Meta:
         if set(inputs) <= {BASELINE}:
             raise StepFailed("nothing but eager was built, so there is nothing to compare.")
         asked = {samples.describe(sizes): sizes for sizes in self.sizes()}
-        scenarios, expected = self._write_scenarios(asked, inputs, out, site)
+        scenarios = self._write_scenarios(asked, out)
+        expected = {row: self._answers(row, scenarios, inputs, out, site) for row in self._references(inputs)}
+        work = self._count_work(scenarios, inputs, site)
+        (out / WORK).write_text(json.dumps(work, indent=1) + "\n", encoding="utf-8")
         settings = measure.Settings(
             threads=self.threads,
             min_groups=self.min_groups,
@@ -103,12 +114,11 @@ class Benchmark(Spec):
                 path=artifact.path,
                 root=site.root,
                 min_cosine=_WRONG_BELOW,
+                expected=expected[self._reference_of(row)],
             )
             for row, artifact in inputs.items()
         ]
-        found = measure.measure(
-            candidates, scenarios, settings, baseline=BASELINE, progress=site.progress, expected=expected
-        )
+        found = measure.measure(candidates, scenarios, settings, baseline=BASELINE, progress=site.progress)
         (out / "measurement.json").write_text(found.to_json(), encoding="utf-8")
         return {
             "groups": len(found.groups),
@@ -122,28 +132,47 @@ class Benchmark(Spec):
         optimum = {name: dim.opt for name, dim in self.model.shapes.items()}
         return tuple({**optimum, **sizes} for sizes in self.scenarios) or (optimum,)
 
-    def _write_scenarios(
-        self, asked: Mapping[str, Mapping[str, int]], inputs: Inputs, out: Path, site: Site
-    ) -> tuple[list[measure.Scenario], dict[str, Path]]:
-        """Write the inputs and eager's outputs of every scenario: a candidate that answers wrongly is never timed."""
+    def _write_scenarios(self, asked: Mapping[str, Mapping[str, int]], out: Path) -> list[measure.Scenario]:
         assert self.model is not None, "configure() sets it"
-        scenarios, expected, work = [], {}, {}
-        eager = inputs[BASELINE]
+        scenarios = []
+        for index, (name, sizes) in enumerate(asked.items()):
+            path = out / f"inputs-{index}.safetensors"
+            samples.save_arrays(path, samples.synthesize(self.model, sizes, _SEED + index))
+            scenarios.append(measure.Scenario(name, path))
+        return scenarios
+
+    def _reference_of(self, row: str) -> str:
+        """Return the eager row of the variant that a row belongs to."""
+        return next(chain[0] for chain in self.chains.values() if row in chain)
+
+    def _references(self, inputs: Inputs) -> list[str]:
+        return [row for row in dict.fromkeys(chain[0] for chain in self.chains.values()) if row in inputs]
+
+    def _answers(
+        self, row: str, scenarios: Sequence[measure.Scenario], inputs: Inputs, out: Path, site: Site
+    ) -> dict[str, Path]:
+        """Write what a variant's eager answers in every scenario: who answers wrongly is never timed."""
+        found: dict[str, Path] = {}
+        with open_runner(self.runners[row], inputs[row].kind, inputs[row].path, site.root) as run:
+            for scenario in scenarios:
+                site.progress(None, f"{row}'s outputs at {scenario.name}")
+                path = out / f"{scenario.inputs.stem}-of-{row.replace('/', '-')}.safetensors"
+                samples.save_arrays(path, run(samples.load_arrays(scenario.inputs)))
+                found[scenario.name] = path
+        return found
+
+    def _count_work(
+        self, scenarios: Sequence[measure.Scenario], inputs: Inputs, site: Site
+    ) -> dict[str, dict[str, float]]:
+        eager, found = inputs[BASELINE], {}
         with open_runner(self.runners[BASELINE], eager.kind, eager.path, site.root) as run:
-            for index, (name, sizes) in enumerate(asked.items()):
-                site.progress(None, f"eager's outputs at {name}")
-                sample = samples.synthesize(self.model, sizes, _SEED + index)
-                inputs_path, outputs_path = out / f"inputs-{index}.safetensors", out / f"outputs-{index}.safetensors"
-                samples.save_arrays(inputs_path, sample)
+            for scenario in scenarios:
+                sample = samples.load_arrays(scenario.inputs)
                 flops, outputs = count_flops(run, sample)
-                samples.save_arrays(outputs_path, outputs)
-                scenarios.append(measure.Scenario(name, inputs_path))
-                expected[name] = outputs_path
                 moved = sum(array.nbytes for array in (*sample.values(), *outputs.values()))
                 rows = next(iter(sample.values())).shape[:1]
-                work[name] = {"flops": flops, "io_bytes": moved, "rows": rows[0] if rows else 1}
-        (out / WORK).write_text(json.dumps(work, indent=1) + "\n", encoding="utf-8")
-        return scenarios, expected
+                found[scenario.name] = {"flops": flops, "io_bytes": moved, "rows": rows[0] if rows else 1}
+        return found
 
 
 PLUGIN: type[Stage] = Benchmark

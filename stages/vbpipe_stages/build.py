@@ -37,6 +37,9 @@ class Build(Spec):
     def consumes(self) -> frozenset[str]:
         return frozenset({plugins.backend(self.backend).source})
 
+    def keeps(self) -> str:
+        return plugins.backend(self.backend).source
+
     def produces(self) -> str:
         return "engine"
 

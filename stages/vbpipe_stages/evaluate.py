@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vbpipe import fidelity, samples
 from vbpipe.core import Inputs, Meta, Run, Site, Spec, Stage
+from vbpipe.decide import MEASURED
 from vbpipe.errors import VbpipeError
 from vbpipe.recipe.model import Model, Recipe, Reference, Target
 from vbpipe.recipe.references import resolve
@@ -173,9 +174,6 @@ class _Recorder:
 
 _CONTRACT = "It must return {metric: number}, or {metric: {value, low, high}}."
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")
-_FIDELITY = {"cosine", "cosine_min", "sqnr_db", "max_abs", "max_relative", "top1_agreement", "speedup", "size_mb"}
-_LARGEST = 1e9
-"""JSON has no infinity: equal outputs have a signal to noise ratio of this many decibels."""
 
 
 def _fidelity(outputs: Sequence[Row], expected: Sequence[Row], what: str) -> dict[str, float]:
@@ -185,8 +183,7 @@ def _fidelity(outputs: Sequence[Row], expected: Sequence[Row], what: str) -> dic
             raise VbpipeError(f"{problem}.", where=f"{what} {index}", hint="The step that made it broke the model.")
     if not expected:
         return {}
-    found = fidelity.compare(outputs, expected).as_metrics()
-    return {name: max(-_LARGEST, min(_LARGEST, value)) for name, value in found.items()}
+    return fidelity.compare(outputs, expected).as_metrics()
 
 
 def _metric_name(name: object, reference: str) -> str:
@@ -194,7 +191,7 @@ def _metric_name(name: object, reference: str) -> str:
         raise VbpipeError(
             f"{name!r} is no name for a metric.", where=reference, hint="Use letters, digits and ._- only."
         )
-    if name in _FIDELITY or name.removeprefix("check_") in _FIDELITY:
+    if name in MEASURED or name.removeprefix("check_") in MEASURED:
         raise VbpipeError(
             f"metric {name!r} is measured by vbpipe itself.", where=reference, hint="Give it another name."
         )

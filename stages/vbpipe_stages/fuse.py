@@ -67,6 +67,9 @@ class Fuse(Spec):
     def produces(self) -> str:
         return "onnx"
 
+    def keeps(self) -> str:
+        return "onnx"
+
     def fingerprint(self, root: Path) -> Mapping[str, str]:
         del root
         return {name: version(name) for name in ("onnx", "onnx-ir", "onnxscript")} | {"onnxruntime": _onnxruntime()}

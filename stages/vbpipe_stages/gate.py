@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,6 +18,9 @@ from vbpipe.recipe.model import Gate as GateRule
 from vbpipe.recipe.model import Recipe, Target
 from vbpipe_stages.benchmark import WORK
 
+EAGER = "eager"
+"""The backend that runs the recipe's own code."""
+
 
 class Gate(Spec):
     """Reads measurements, decides, writes `verdict.json`; measures nothing itself."""
@@ -30,13 +32,19 @@ class Gate(Spec):
 
     gates: tuple[GateRule, ...]
     chains: Mapping[str, tuple[str, ...]] = {}
+    previous: Mapping[str, str] = {}
+    unshippable: tuple[str, ...] = ()
+    """Rows that run the recipe's own code: there is no engine to put into a bundle."""
 
     @classmethod
     def configure(cls, recipe: Recipe, target: Target) -> tuple[Stage, ...]:
         return (cls(gates=tuple(_canonical(gate, recipe) for gate in recipe.gates)),)
 
     def for_target(self, layout: Layout) -> Stage:
-        return self.model_copy(update={"chains": dict(layout.chains)})
+        own_code = tuple(sorted(name for name, runner in layout.runners.items() if runner.backend == EAGER))
+        return self.model_copy(
+            update={"chains": dict(layout.chains), "previous": dict(layout.previous), "unshippable": own_code}
+        )
 
     def label(self) -> str:
         return self.name
@@ -53,7 +61,11 @@ class Gate(Spec):
     def run(self, inputs: Inputs, out: Path, site: Site) -> Meta:
         measurement = Measurement.from_json((inputs["measurement"].path / "measurement.json").read_bytes())
         work = json.loads((inputs["measurement"].path / WORK).read_text(encoding="utf-8"))
-        rows = {name: _row(name, inputs, measurement, work) for name in self._row_names() if name in inputs}
+        rows = {
+            name: _row(name, inputs, measurement, work, shippable=name not in self.unshippable)
+            for name in self._row_names()
+            if name in inputs
+        }
         compare = self._compare(measurement, rows)
         judged = {name: decide.judge_row(row, rows, self.gates, compare) for name, row in rows.items()}
         verdicts = [self._judge_variant(v, chain, judged, rows) for v, chain in self.chains.items()]
@@ -79,16 +91,8 @@ class Gate(Spec):
     def _row_names(self) -> list[str]:
         return list(dict.fromkeys(name for chain in self.chains.values() for name in chain))
 
-    def _previous(self) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for chain in self.chains.values():
-            for before, name in pairwise(chain):
-                # TorchScript is a branch of its own: ONNX follows eager, not TorchScript.
-                found.setdefault(name, BASELINE if before == BASELINE or "torchscript" in before else before)
-        return found
-
     def _compare(self, measurement: Measurement, rows: Mapping[str, Row]) -> Compare:
-        previous = self._previous()
+        previous = dict(self.previous)
         finals = {variant: chain[-1] for variant, chain in self.chains.items()}
         pairs = {
             (n, over) for n in rows for over in {BASELINE, previous.get(n, BASELINE), *finals.values()} if over != n
@@ -147,14 +151,21 @@ def _canonical(gate: GateRule, recipe: Recipe) -> GateRule:
     return gate.model_copy(update={"scenario": samples.describe(sizes)})
 
 
-def _row(name: str, inputs: Inputs, measurement: Measurement, work: Mapping[str, Mapping[str, float]]) -> Row:
+def _row(
+    name: str,
+    inputs: Inputs,
+    measurement: Measurement,
+    work: Mapping[str, Mapping[str, float]],
+    *,
+    shippable: bool,
+) -> Row:
     artifact = inputs[name]
     metrics = {"size_mb": Figure(_size(artifact.path) / 1e6), **_times(measurement, name, work)}
     for key in inputs:
         if key.startswith(f"{name}@"):
             metrics |= _evaluation(inputs[key].path)
     speedups = {} if name == BASELINE else _ratios(measurement, name, BASELINE)
-    return Row(name, speedups, metrics, shippable=artifact.kind != "reference")
+    return Row(name, speedups, metrics, shippable)
 
 
 def _times(measurement: Measurement, name: str, work: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:

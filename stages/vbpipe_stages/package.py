@@ -49,7 +49,7 @@ class Package(Spec):
         return "bundle"
 
     def fingerprint(self, root: Path) -> Mapping[str, str]:
-        return {"vbpipe": version("vbpipe")}
+        return _tools()
 
     def run(self, inputs: Inputs, out: Path, site: Site) -> Meta:
         verdict = json.loads((inputs["verdict"].path / "verdict.json").read_text(encoding="utf-8"))

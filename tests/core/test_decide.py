@@ -29,7 +29,7 @@ S = "batch=1"
 
 
 def row(name: str, low: float, high: float, *, cosine: float = 1.0, **metrics: float) -> Row:
-    figures = {key: Figure(value) for key, value in {"cosine": cosine, **metrics}.items()}
+    figures = {key: Figure(value) for key, value in {"cosine": cosine, "sqnr_db": 20.0, **metrics}.items()}
     return Row(name, {S: Figure(math.sqrt(low * high), low, high)}, figures)
 
 
@@ -59,19 +59,85 @@ def judged(one: Row, *gates: Gate, noise: float = 0.0) -> tuple[GateResult, ...]
 def test_a_speedup_gate_reads_the_end_of_the_interval_that_counts(
     low: float, high: float, noise: float, outcome: str
 ) -> None:
-    value = Row("r", {S: Figure(1.0, low, high)}, {"cosine": Figure(1.0)})
+    value = Row("r", {S: Figure(1.0, low, high)}, {"cosine": Figure(1.0), "sqnr_db": Figure(300.0)})
     assert worst(judged(value, SPEED, COSINE, noise=noise)) == outcome
 
 
 def test_a_scenario_in_which_a_row_is_slower_refuses_it_though_another_is_faster() -> None:
-    one = Row("r", {"small": Figure(3, 2.9, 3.1), "large": Figure(0.8, 0.79, 0.81)}, {"cosine": Figure(1.0)})
+    figures = {"cosine": Figure(1.0), "sqnr_db": Figure(20.0)}
+    one = Row("r", {"small": Figure(3, 2.9, 3.1), "large": Figure(0.8, 0.79, 0.81)}, figures)
     found = judge_row(
         one, {"r": one}, (SPEED,), Compare({("r", "eager"): one.speedups}, {}, {}, {"small": 0, "large": 0})
     )
     assert worst(found) == "fail"
     only_small = Gate(metric="speedup", min=1.0, scenario="small")
-    found = judge_row(one, {"r": one}, (only_small,), Compare({("r", "eager"): one.speedups}, {}, {}, {"small": 0}))
-    assert worst(found) == "pass"
+    both = Compare({("r", "eager"): one.speedups}, {}, {}, {"small": 0, "large": 0})
+    found = judge_row(one, {"r": one}, (only_small,), both)
+    assert [(r.outcome, r.implied) for r in found if "speedup" in r.gate] == [
+        ("pass", False), ("pass", True), ("fail", True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        Gate(metric="speedup", over="previous", min=1.0),
+        Gate(metric="speedup", min=1.0, scenario=S),
+        Gate(metric="speedup", max=9.0),
+    ],
+)
+def test_a_gate_on_another_speedup_does_not_cover_the_one_over_eager(gate: Gate) -> None:
+    assert "speedup over eager >= 1" in [describe(g) for g, implied in effective_gates((gate,)) if implied]
+
+
+@pytest.mark.parametrize(("metric", "implied"), [("size_mb", True), ("load_s", True), ("cosine_min", False)])
+def test_only_a_bound_on_closeness_covers_the_implied_one(metric: str, implied: bool) -> None:
+    found = effective_gates((Gate(metric=metric, max=1.0),))
+    assert ("cosine" in [gate.metric for gate, is_implied in found if is_implied]) is implied
+
+
+def test_outputs_of_another_size_are_refused_though_their_cosine_is_one() -> None:
+    import numpy as np
+
+    from vbpipe.fidelity import compare as closeness
+
+    far = closeness([{"y": np.array([[100.0]], "f")}], [{"y": np.array([[1.0]], "f")}])
+    assert far.cosine == 1.0
+    found = judged(row("r", 2, 3, cosine=far.cosine, sqnr_db=far.sqnr_db), COSINE)
+    assert [r.gate for r in found if r.outcome == "fail"] == ["sqnr_db >= 6"]
+
+
+@pytest.mark.parametrize(
+    ("figure", "gate", "outcome"),
+    [
+        (Figure(0.90, 0.80, 0.97), Gate(metric="accuracy", min=0.85), "inconclusive"),
+        (Figure(0.90, 0.88, 0.97), Gate(metric="accuracy", min=0.85), "pass"),
+        (Figure(0.70, 0.60, 0.80), Gate(metric="accuracy", min=0.85), "fail"),
+        (Figure(0.90, 0.80, 0.97), Gate(metric="accuracy", max_drop=0.05), "inconclusive"),
+        (Figure(0.90, 0.89, 0.91), Gate(metric="accuracy", max_drop=0.05), "pass"),
+        (Figure(0.70, 0.69, 0.71), Gate(metric="accuracy", max_drop=0.05), "fail"),
+    ],
+)
+def test_a_metric_with_an_interval_is_judged_by_the_end_that_counts(figure: Figure, gate: Gate, outcome: str) -> None:
+    one = Row("r", {S: Figure(2, 1.9, 2.1)}, {"accuracy": figure, "cosine": Figure(1.0), "sqnr_db": Figure(20.0)})
+    eager = Row("eager", {}, {"accuracy": Figure(0.91, 0.90, 0.92)}, shippable=False)
+    assert worst(judge_row(one, {"r": one, "eager": eager}, (gate,), compare(one))) == outcome
+
+
+def test_equal_outputs_have_no_drop_however_wide_the_interval_is() -> None:
+    wide = Figure(0.65, 0.5, 0.8)
+    one = Row("r", {S: Figure(2, 1.9, 2.1)}, {"pearson": wide, "cosine": Figure(1.0), "sqnr_db": Figure(140.0)})
+    eager = Row("eager", {}, {"pearson": wide}, shippable=False)
+    gate = Gate(metric="pearson", max_drop=0.01)
+    assert worst(judge_row(one, {"r": one, "eager": eager}, (gate,), compare(one))) == "pass"
+
+
+def test_a_figure_that_one_scenario_lacks_can_not_be_told() -> None:
+    figures = {"cosine": Figure(1.0), "sqnr_db": Figure(20.0), "p99_ms@a": Figure(1.0)}
+    one = Row("r", {"a": Figure(2, 1.9, 2.1), "b": Figure(2, 1.9, 2.1)}, figures)
+    both = Compare({("r", "eager"): one.speedups}, {}, {}, {"a": 0, "b": 0})
+    found = judge_row(one, {"r": one}, (Gate(metric="p99_ms", max=2.0),), both)
+    assert [r.outcome for r in found if "p99" in r.gate] == ["pass", "inconclusive"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.98])
@@ -92,7 +158,7 @@ def test_a_drop_is_taken_against_eager(pearson: float, outcome: str) -> None:
 
 
 def test_a_recipe_without_gates_still_refuses_what_is_slower_or_wrong() -> None:
-    assert [gate.metric for gate, implied in effective_gates(()) if implied] == ["speedup", "cosine"]
+    assert [gate.metric for gate, implied in effective_gates(()) if implied] == ["speedup", "cosine", "sqnr_db"]
     assert worst(judged(row("r", 0.5, 0.6))) == "fail"
     assert worst(judged(row("r", 2, 3, cosine=0.5))) == "fail"
     assert worst(judged(row("r", 2, 3))) == "pass"

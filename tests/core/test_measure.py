@@ -327,7 +327,7 @@ def test_replies_that_pile_up_are_read_together(tmp_path: Path, scenario: Scenar
     loads = (Load(scenario.name, scenario.inputs, None),)
     worker = Worker(tmp_path / "log", 1)
     try:
-        worker.send(Open(one.backend, one.options, one.kind, one.path, None, 1, None, None, None, loads))
+        worker.send(Open(one.backend, one.options, one.kind, one.path, None, 1, None, None, None, 0.0, loads))
         assert _wait_for(lambda: _readable_bytes(worker.fileno()) > 2 * len('{"said":"progress"}\n'))
         assert [type(reply) for reply in worker.receive()] == [Progress, Progress, Opened]
     finally:

@@ -32,7 +32,7 @@ NESTED = {
 def test_the_reference_holds_outputs_weights_digest_and_a_module_table(reference) -> None:
     made = reference("plain")
     rows = samples.load(made.path / "reference.safetensors")
-    assert [row["y"].shape for row in rows] == [(2, 6, 8), (1, 1, 8), (3, 9, 8)]
+    assert [row["y"].shape for row in rows] == [(2, 6, 8), (1, 1, 8), (3, 11, 8)]
     facts = json.loads((made.path / "model.json").read_text())
     assert facts["parameters"] == 40 + 16 + 2 * 72
     assert {"path": "layers.1", "type": "Linear", "parameters": 72} in facts["modules"]

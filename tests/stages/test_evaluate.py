@@ -58,7 +58,7 @@ def test_the_recipes_metrics_keep_their_intervals_and_fidelity_stands_beside_the
 def test_eagers_outputs_are_kept_in_the_order_of_its_calls(scored) -> None:
     (eager,) = scored("score", subjects=1)
     rows = samples.load(eager.path / "outputs.safetensors")
-    assert [row["y"].shape for row in rows] == [(2, 6, 8), (1, 1, 8), (3, 9, 8)] + [(1, 3, 8)] * 5
+    assert [row["y"].shape for row in rows] == [(2, 6, 8), (1, 1, 8), (3, 11, 8)] + [(1, 3, 8)] * 5
 
 
 def test_without_an_evaluation_check_and_calibration_samples_are_compared(scored) -> None:

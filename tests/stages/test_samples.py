@@ -29,7 +29,7 @@ def test_check_samples_are_made_up_at_three_sizes_and_joined_by_four_real_ones(c
     assert [row["x"].shape for row in rows] == [
         (2, 6, 4),
         (1, 1, 4),
-        (3, 9, 4),
+        (3, 11, 4),
         (1, 2, 4),
         (2, 3, 4),
         (1, 4, 4),

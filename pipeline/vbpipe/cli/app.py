@@ -139,7 +139,7 @@ def bench(
         list[str],
         typer.Argument(
             metavar="RECIPE|THING…",
-            help="One recipe; or bundles, steps of the store, eager:RECIPE, .onnx and TorchScript .pt files to compare.",
+            help="One recipe; or things: bundles, steps of the store, eager:RECIPE, .onnx and .pt (TorchScript) files.",
         ),
     ],
     variant: Variants = [],  # noqa: B006

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,10 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
 
     try:
         if path.suffix == ".npz":
-            np.savez(path, allow_pickle=False, **arrays)
+            with zipfile.ZipFile(path, "w") as archive:  # np.savez takes no array of the name "file"
+                for name, array in arrays.items():
+                    with archive.open(f"{name}.npy", "w") as member:
+                        np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
         else:
             save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, str(path))
     except OSError as error:

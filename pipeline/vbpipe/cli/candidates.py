@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vbpipe import measure, plugins, runtime, samples
 from vbpipe.errors import UsageError
 from vbpipe.recipe.load import load
-from vbpipe.runner import Runner
+from vbpipe.runner import Runner, own_runner
 from vbpipe.store import Entry, Store
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-_OWN = {"reference": "eager", "torchscript": "torchscript", "onnx": "onnxruntime"}
 _FILES = {".onnx": "onnx", ".pt": "torchscript"}
 
 
@@ -105,8 +104,9 @@ def _entry(name: str, store: Store) -> Entry:
 
 def _runner(entry: Entry) -> Runner | None:
     parts = entry.key.parts
-    if entry.kind in _OWN:
-        return Runner(backend=_OWN[entry.kind])
+    own = own_runner(entry.kind)
+    if own is not None:
+        return own
     if entry.kind == "engine" and "options.backend" in parts:
         prefix = "options.options."
         options = {key.removeprefix(prefix): json.loads(v) for key, v in parts.items() if key.startswith(prefix)}
@@ -126,7 +126,9 @@ def _file(what: str, path: Path, inputs: Mapping[str, Array] | None, scratch: Pa
     if inputs is None:
         raise UsageError("a file does not say what it takes.", where=what, hint="Give named arrays with --inputs.")
     kind = _FILES[path.suffix]
-    backend = plugins.backend(_OWN[kind])
+    runner = own_runner(kind)
+    assert runner is not None, "the kinds of files have runtimes of their own"
+    backend = plugins.backend(runner.backend)
     adopt = getattr(backend, "adopt", None)
     if adopt is None:
         raise UsageError(f"backend {backend.name!r} takes no files.", where=what)

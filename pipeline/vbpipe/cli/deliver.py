@@ -62,8 +62,12 @@ def _replace(stored: Path, place: Path) -> None:
     part.parent.mkdir(parents=True, exist_ok=True)
     # The store's files are read-only; a delivered bundle belongs to the user.
     shutil.copytree(stored, part, copy_function=shutil.copyfile)
-    shutil.rmtree(place, ignore_errors=True)
+    old = place.with_name(f".{place.name}.{os.getpid()}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if place.exists():
+        place.rename(old)
     part.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _write(path: Path, text: str) -> None:

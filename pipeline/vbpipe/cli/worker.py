@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vbpipe.cli.terminal import stdout
 from vbpipe.run.job import Job, result_path
-from vbpipe.run.process import THREAD_VARIABLES
+from vbpipe.run.process import START, THREAD_VARIABLES
 
 
 def run_again(path: Path) -> int:
@@ -25,7 +25,7 @@ def run_again(path: Path) -> int:
     copy = folder / "job.json"
     copy.write_text(json.dumps({**job.to_json(), "out": str(folder / "out")}), encoding="utf-8")
     threads = {name: str(job.threads) for name in THREAD_VARIABLES}
-    command = [sys.executable, "-m", "vbpipe.run.worker", str(copy)]
+    command = [sys.executable, "-c", START, str(copy)]
     code = subprocess.run(command, env={**os.environ, **threads}, check=False).returncode
     console = stdout()
     if code == 0:

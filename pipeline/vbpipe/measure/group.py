@@ -143,7 +143,6 @@ class _Ticks:
 
 def _open(bench: Bench, crew: _Crew, order: Sequence[Candidate]) -> dict[str, messages.Opened]:
     settings = bench.settings
-    loads = tuple(messages.Load(one.name, one.inputs, bench.expected.get(one.name)) for one in bench.scenarios)
     requests: dict[str, messages.Request] = {
         one.name: messages.Open(
             backend=one.backend,
@@ -156,12 +155,17 @@ def _open(bench: Bench, crew: _Crew, order: Sequence[Candidate]) -> dict[str, me
             memory_limit_mib=settings.memory_limit_mib,
             min_cosine=one.min_cosine,
             delay_us=one.delay_us,
-            loads=loads,
+            loads=_loads(bench, one),
         )
         for one in order
     }
     extra_s = settings.start_timeout_s - settings.call_timeout_s
     return crew.ask(requests, messages.Opened, _START_SLOTS, settings, extra_s)
+
+
+def _loads(bench: Bench, candidate: Candidate) -> tuple[messages.Load, ...]:
+    expected = bench.expected if candidate.expected is None else candidate.expected
+    return tuple(messages.Load(one.name, one.inputs, expected.get(one.name)) for one in bench.scenarios)
 
 
 def _allowed_s(bench: Bench, before: Sequence[Group], start_s: float) -> float:

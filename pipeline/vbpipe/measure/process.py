@@ -25,6 +25,11 @@ _THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "TBB_NUM_THREADS",
 )
+_START = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; from vbpipe.measure.worker import main; main(sys.argv[1:])"
+)
+"""Not `-m`: that would let a file in the user's folder stand in for any library."""
+
 _POLL_S = 0.25
 _CLOSE_S = 5.0
 _TAIL_BYTES = 4000
@@ -135,7 +140,7 @@ class Worker:
     def _spawn(self) -> None:
         theirs_in, self._requests = os.pipe()
         self._replies, theirs_out = os.pipe()
-        command = [sys.executable, "-m", "vbpipe.measure.worker", str(theirs_in), str(theirs_out), str(os.getpid())]
+        command = [sys.executable, "-c", _START, str(theirs_in), str(theirs_out), str(os.getpid())]
         self._began = time.monotonic()
         try:
             with self._log.open("wb") as log:

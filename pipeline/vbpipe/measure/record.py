@@ -28,6 +28,7 @@ class Candidate:
 
     `min_cosine`, where given, is the least cosine similarity to the expected outputs, per floating output. `delay_us`
     is added to every call by a busy wait inside it: a slowed copy of known size, to try the measuring itself.
+    `expected` is its own right outputs, scenario to safetensors file, in place of those that all candidates share.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Candidate:
     root: Path | None = None
     min_cosine: float | None = None
     delay_us: float = 0.0
+    expected: Mapping[str, Path] | None = None
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from vbpipe.decide import BASELINE, FIDELITY
+from vbpipe.decide import BASELINE, MEASURED
 from vbpipe.errors import Problem
 from vbpipe.recipe.document import Node, Place, child, entries, items, locate, plain, quote
 from vbpipe.recipe.model import Dimension
 from vbpipe.recipe.wording import check, listing, suggest
 from vbpipe.samples import describe
-
-TIMES = frozenset(
-    {"p50_ms", "p90_ms", "p99_ms", "throughput", "process_s", "load_s", "first_ms", "switch_ms", "peak_rss_mib"}
-)
-MEASURED = FIDELITY | TIMES | {"speedup", "size_mb"}
-"""Metrics that every build measures; others come from `data.evaluation`."""
 
 
 def check_names(root: Node) -> Iterator[Problem]:

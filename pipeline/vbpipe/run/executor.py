@@ -96,6 +96,7 @@ class _Run:
                         self.reporter.finished(self.results[step_id])
             except BaseException as error:
                 self.stop.set()  # the children are killed before the pool is left
+                pool.shutdown(wait=False, cancel_futures=True)
                 if isinstance(error, KeyboardInterrupt):
                     raise Interrupted(
                         "interrupted.", hint="What had finished is kept: the same command goes on from there."
@@ -137,19 +138,27 @@ class _Run:
             hit = self.store.get(key, *step.identities)
             if hit is not None:
                 return StepResult(step, "hit", hit, key, time.monotonic() - began)
-            with self.store.locked(key, lambda holder: self.reporter.waiting(step, holder)):
+            with self.store.locked(key, lambda holder: self.reporter.waiting(step, holder), self.stop.is_set):
                 # Whoever held the lock may have made it meanwhile.
                 hit = self.store.get(key, *step.identities)
                 if hit is not None:
                     return StepResult(step, "hit", hit, key, time.monotonic() - began)
                 return self._make(step, key, inputs)
+        except Interrupted as error:
+            return StepResult(step, "skipped", key=key, error=error)
         except VbpipeError as error:
             return StepResult(step, "failed", key=key, seconds=time.monotonic() - began, error=error)
+        except OSError as error:
+            # Starting a process takes memory, pipes and disk; what lacks ends this step, not the build.
+            failed = StepFailed(f"it could not be started: {error.strerror or error}.", where=str(error.filename or ""))
+            return StepResult(step, "failed", key=key, seconds=time.monotonic() - began, error=failed)
 
     def _make(self, step: Step, key: CacheKey, inputs: Mapping[str, Artifact]) -> StepResult:
         alone = bool(getattr(step.stage, "exclusive", False))
         with (
-            self.store.host_lock(exclusive=alone, on_wait=lambda holder: self.reporter.waiting(step, holder)),
+            self.store.host_lock(
+                exclusive=alone, on_wait=lambda holder: self.reporter.waiting(step, holder), give_up=self.stop.is_set
+            ),
             self.store.workspace() as scratch,
         ):
             self.reporter.started(step)

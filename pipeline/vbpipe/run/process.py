@@ -24,6 +24,13 @@ _TICK_S = 0.2
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
+START = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; from vbpipe.run.worker import main; "
+    "sys.exit(main(sys.argv[1:]))"
+)
+"""Runs a job. Not `-m`: that would let a file in the user's folder stand in for any library."""
+
+
 class StepProcess:
     """One job in a process of its own. `log` holds everything that it printed."""
 
@@ -42,23 +49,30 @@ class StepProcess:
         """
         self._path.write_text(json.dumps(self._job.to_json()), encoding="utf-8")
         reading, writing = os.pipe()
+        try:
+            try:
+                process = self._start(writing)
+            finally:
+                os.close(writing)
+            try:
+                self._follow(process, reading, progress)
+            finally:
+                _end(process)
+        finally:
+            os.close(reading)
+        return self._result(process.returncode)
+
+    def _start(self, pipe: int) -> subprocess.Popen[bytes]:
         with self.log.open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "vbpipe.run.worker", str(self._path)],
+            return subprocess.Popen(
+                [sys.executable, "-c", START, str(self._path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self._environment(writing),
-                pass_fds=(writing,),
+                env=self._environment(pipe),
+                pass_fds=(pipe,),
                 start_new_session=True,
             )
-        os.close(writing)
-        try:
-            self._follow(process, reading, progress)
-        finally:
-            _end(process)
-            os.close(reading)
-        return self._result(process.returncode)
 
     def _environment(self, pipe: int) -> dict[str, str]:
         threads = {name: str(self._job.threads) for name in THREAD_VARIABLES}
@@ -113,10 +127,10 @@ def _parsed(line: bytes) -> tuple[float | None, str]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill the step's process and whatever it started: they share a session of their own."""
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    # Also when it has ended by itself: what it left running has its group.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _died(code: int) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from vbpipe import plugins
-from vbpipe.core import Site, Stage
+from vbpipe.core import Keeping, Site, Stage
 from vbpipe.errors import StepFailed, VbpipeError
 from vbpipe.run.check import check
 from vbpipe.run.job import Job, result_path
@@ -64,8 +64,8 @@ def run_job(job: Job, progress: Callable[[float | None, str], None]) -> Mapping[
         raise StepFailed(f"stage {job.stage!r} wrote nothing.", hint="Its run() must fill the directory it is given.")
     if job.runner is not None and {"samples", "reference"} <= job.inputs.keys():
         progress(None, "comparing with eager")
-        exact = bool(getattr(cls, "exact", False))
-        meta["check"] = dict(check(job.kind, job.out, job.runner, job.inputs, job.root, exact=exact))
+        keeps = stage.keeps() if isinstance(stage, Keeping) else None
+        meta["check"] = dict(check(job.kind, job.out, job.runner, job.inputs, job.root, keeps))
     return meta
 
 

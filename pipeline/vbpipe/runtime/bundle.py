@@ -50,7 +50,8 @@ class Golden(Spec):
     inputs: RelativePath
     outputs: RelativePath
     cosine_min: float = 0.999
-    """Answers further from the golden ones than this are refused; the same processor gives equal ones."""
+    sqnr_db_min: float = 20.0
+    """Answers further from the golden ones than these are refused; the same processor gives equal ones."""
 
 
 class Claim(Spec):
@@ -107,9 +108,10 @@ class Bundle:
                 raise BundleError(f"golden sample {index}: {problem}.", where=str(self.path), hint="Do not serve it.")
             answers.append({name: answer[name] for name in expected[index]})
         found = fidelity.compare(answers, expected)
-        if found.cosine_min < golden.cosine_min:
+        if not (found.cosine_min >= golden.cosine_min and found.sqnr_db >= golden.sqnr_db_min):
             raise BundleError(
-                f"golden outputs differ: cosine {found.cosine_min:.6f}, at least {golden.cosine_min} is required.",
+                f"golden outputs differ: cosine {found.cosine_min:.6f} (at least {golden.cosine_min} is required), "
+                f"SQNR {found.sqnr_db:.1f} dB (at least {golden.sqnr_db_min:g}).",
                 where=str(self.path),
                 hint="This host computes something else than the one that built it; build for this host.",
             )

@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from vbpipe.errors import Interrupted
+
 
 @dataclass(frozen=True)
 class Holder:
@@ -24,8 +26,16 @@ OnWait = Callable[[Holder], None]
 """Called once, before waiting, with the process that is waited for."""
 
 
+GiveUp = Callable[[], bool]
+"""Asked now and then while waiting; True ends the wait."""
+
+_POLL_S = 0.05
+
+
 @contextmanager
-def flocked(path: Path, *, exclusive: bool = True, on_wait: OnWait | None = None) -> Iterator[None]:
+def flocked(
+    path: Path, *, exclusive: bool = True, on_wait: OnWait | None = None, give_up: GiveUp | None = None
+) -> Iterator[None]:
     """Hold the lock `path` for the block, waiting for it.
 
     Threads exclude each other as processes do; it is not reentrant. The kernel drops the lock when the process dies,
@@ -33,8 +43,9 @@ def flocked(path: Path, *, exclusive: bool = True, on_wait: OnWait | None = None
 
     Raises:
         OSError: the lock file can't be opened.
+        Interrupted: `give_up` said so while it was waiting.
     """
-    lock = _acquire(path, exclusive, on_wait)
+    lock = _acquire(path, exclusive, on_wait, give_up)
     try:
         yield
     finally:
@@ -59,7 +70,7 @@ def is_held(path: Path) -> bool:
         return not mine
 
 
-def _acquire(path: Path, exclusive: bool, on_wait: OnWait | None) -> int:
+def _acquire(path: Path, exclusive: bool, on_wait: OnWait | None, give_up: GiveUp | None) -> int:
     how = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     told = on_wait is None
     while True:
@@ -69,7 +80,7 @@ def _acquire(path: Path, exclusive: bool, on_wait: OnWait | None) -> int:
                 if on_wait is not None and not told:
                     told = True
                     on_wait(_holder(lock))
-                fcntl.flock(lock, how)
+                _wait(lock, how, give_up)
         except BaseException:  # also Ctrl-C while waiting: the descriptor must not outlive the wait
             os.close(lock)
             raise
@@ -79,6 +90,16 @@ def _acquire(path: Path, exclusive: bool, on_wait: OnWait | None) -> int:
     if exclusive:
         _sign(lock)
     return lock
+
+
+def _wait(lock: int, how: int, give_up: GiveUp | None) -> None:
+    if give_up is None:
+        fcntl.flock(lock, how)
+        return
+    while not _try(lock, how):
+        if give_up():
+            raise Interrupted("stopped while it was waiting for another process.")
+        time.sleep(_POLL_S)
 
 
 def _release(lock: int, exclusive: bool) -> None:

@@ -21,7 +21,7 @@ from vbpipe.store.explain import Explanation, Provenance, explained, provenance
 from vbpipe.store.faults import reported
 from vbpipe.store.inspect import Damage, inspect, read_entries
 from vbpipe.store.layout import Layout
-from vbpipe.store.locks import OnWait, flocked
+from vbpipe.store.locks import GiveUp, OnWait, flocked
 from vbpipe.store.tree import seal, tree_digest
 from vbpipe.store.verify import VerifyReport, verify
 from vbpipe.store.workspace import remove, sweep, workspace
@@ -111,23 +111,27 @@ class Store:
         with reported("clean the store", self.root):
             return sweep(self.layout)
 
-    def locked(self, key: CacheKey, on_wait: OnWait | None = None) -> AbstractContextManager[None]:
+    def locked(
+        self, key: CacheKey, on_wait: OnWait | None = None, give_up: GiveUp | None = None
+    ) -> AbstractContextManager[None]:
         """Return a context in which no other process or thread makes this step; `get` again inside it.
 
         Not reentrant. The lock ends with its process.
         """
-        return self._lock(self.layout.key_lock(key.digest), True, on_wait)
+        return self._lock(self.layout.key_lock(key.digest), True, on_wait, give_up)
 
     @contextmanager
-    def host_lock(self, *, exclusive: bool, on_wait: OnWait | None = None) -> Iterator[None]:
+    def host_lock(
+        self, *, exclusive: bool, on_wait: OnWait | None = None, give_up: GiveUp | None = None
+    ) -> Iterator[None]:
         """Share this host with other steps, or have it alone to measure, for the block.
 
         Whoever waits for the host alone is served before those who come to share it later. Not reentrant: a
         step that shares the host and asks again waits for itself.
         """
         with ExitStack() as held:
-            with self._lock(self.layout.host_lock("turn"), True, on_wait):
-                held.enter_context(self._lock(self.layout.host_lock("use"), exclusive, on_wait))
+            with self._lock(self.layout.host_lock("turn"), True, on_wait, give_up):
+                held.enter_context(self._lock(self.layout.host_lock("use"), exclusive, on_wait, give_up))
             yield
 
     def entries(self) -> tuple[Entry, ...]:
@@ -250,9 +254,11 @@ class Store:
             note_identities(self.layout, entry, names, time.time(), scratch)
 
     @contextmanager
-    def _lock(self, path: Path, exclusive: bool, on_wait: OnWait | None) -> Iterator[None]:
+    def _lock(
+        self, path: Path, exclusive: bool, on_wait: OnWait | None, give_up: GiveUp | None = None
+    ) -> Iterator[None]:
         with ExitStack() as held:
             with reported("lock a step", path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                held.enter_context(flocked(path, exclusive=exclusive, on_wait=on_wait))
+                held.enter_context(flocked(path, exclusive=exclusive, on_wait=on_wait, give_up=give_up))
             yield
