@@ -30,9 +30,8 @@ def main() -> None:
         candidate, scenario = _engine(asked, Path(folder))
         summaries = noise.run_trials(candidate, scenario, settings, asked.delays, asked.trials, _line)
     print(f"\n{scenario.name}, {asked.trials} trials each, {'with a busy loop beside it' if asked.busy else 'alone'}")
-    print(
-        f"{'delay':>6} {'wrong':>6} {'naive wrong':>12} {'found':>6} {'covered':>8} {'+-':>6} {'floor':>6} {'s each':>7}"
-    )
+    columns = {"delay": 6, "wrong": 6, "naive wrong": 12, "found": 6, "covered": 8, "+-": 6, "floor": 6, "s each": 7}
+    print(" ".join(f"{name:>{width}}" for name, width in columns.items()))
     for s in summaries:
         print(
             f"{s.delay:>6.0%} {s.wrong:>6.0%} {s.naive_wrong:>12.0%} {s.found:>6.0%} {s.covered:>8.0%} "

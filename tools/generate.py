@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from vbpipe.recipe.schema import render
+from vbpipe.recipe.schema import json_schema, render
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,8 +34,57 @@ def command_reference() -> str:
     return "\n".join(parts)
 
 
+def recipe_reference() -> str:
+    """Return every key of a recipe as Markdown, from the JSON Schema."""
+    schema = json_schema()
+    parts = [
+        "# Recipes\n\nGenerated from the types by `make gen`. The example to start from is "
+        "[recipes/minilm.yaml](../../recipes/minilm.yaml); `vbpipe init` writes one for your model.\n"
+    ]
+    sections = {"Recipe": schema, **dict(sorted(schema.get("$defs", {}).items()))}
+    stages = schema["properties"]["stages"].get("properties", {})
+    sections |= {f"stages.{name}": body for name, body in sorted(stages.items()) if "$ref" not in body}
+    for name, body in sections.items():
+        if not body.get("properties"):
+            continue
+        parts.append(f"## {name}\n\n{_sentence(body.get('description', ''))}\n")
+        parts.append("| key | type | default | meaning |\n| --- | --- | --- | --- |")
+        required = body.get("required", [])
+        for key, field in body["properties"].items():
+            default = (
+                "required" if key in required else f"`{json.dumps(field['default'])}`" if "default" in field else ""
+            )
+            meaning = _sentence(field.get("description", ""))
+            parts.append(f"| `{key}` | {_type(field)} | {default} | {meaning} |")
+        parts.append("")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _sentence(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _type(field: Mapping[str, Any]) -> str:
+    if "$ref" in field:
+        return field["$ref"].rpartition("/")[2]
+    if "const" in field:
+        return f"`{json.dumps(field['const'])}`"
+    if "enum" in field:
+        return ", ".join(f"`{json.dumps(value)}`" for value in field["enum"])
+    for choice in ("anyOf", "oneOf"):
+        if choice in field:
+            return " or ".join(dict.fromkeys(_type(one) for one in field[choice]))
+    if field.get("type") == "array":
+        return f"list of {_type(field['items'])}" if isinstance(field.get("items"), Mapping) else "list"
+    if field.get("type") == "object":
+        inner = field.get("additionalProperties")
+        return f"mapping to {_type(inner)}" if isinstance(inner, Mapping) and inner else "mapping"
+    return str(field.get("type", "any"))
+
+
 GENERATED: Mapping[str, Callable[[], str]] = {
     "docs/reference/recipe.schema.json": render,
+    "docs/reference/recipe.md": recipe_reference,
     "docs/reference/commands.md": command_reference,
 }
 

@@ -198,8 +198,11 @@ def _judge_interval(gate: Gate, scenario: str, figure: Figure, noise: float) -> 
         return GateResult(describe(gate), "pass", f"{text}.")
     if high * allowed < lower or low > upper * allowed:
         return GateResult(describe(gate), "fail", f"{text} is outside it.")
+    if noise == math.inf:
+        text = f"{describe(gate)}: {figure.value:.3f}x at {scenario}"
+        return GateResult(describe(gate), "inconclusive", f"{text} from a single group: too few to tell.")
     return GateResult(
-        describe(gate), "inconclusive", f"{text}, with noise of {noise:.1%}: too close to the limit to tell."
+        describe(gate), "inconclusive", f"{text}, where eager differs from itself by {noise:.1%}: this can't be told."
     )
 
 

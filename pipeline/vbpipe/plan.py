@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -257,7 +258,9 @@ class _Draft:
 def _choose(what: str, there: Mapping[str, Any], asked: Sequence[str]) -> dict[str, Any]:
     for name in asked:
         if name not in there:
-            raise UsageError(f"the recipe has no {what} {name!r}; it has {', '.join(there)}.", where=f"--{what}")
+            near = difflib.get_close_matches(name, there, n=1)
+            guess = f" Did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"the recipe has no {what} {name!r}; it has {', '.join(there)}.{guess}", where=f"--{what}")
     return {name: value for name, value in there.items() if not asked or name in asked}
 
 

@@ -29,7 +29,7 @@ def read(directory: Path) -> onnx.ModelProto:
         EngineError: there is none, it can't be parsed, or its weights lie outside the directory.
     """
     import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf brings no types
+    from google.protobuf.message import DecodeError
 
     check_files(directory)
     try:

@@ -26,7 +26,7 @@ class Gate(Spec):
     """Reads measurements, decides, writes `verdict.json`; measures nothing itself."""
 
     name: ClassVar[str] = "gate"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 1
     scope: ClassVar[Literal["chain", "each", "target"]] = "target"
     after: ClassVar[tuple[str, ...]] = ("benchmark", "evaluate")
 
@@ -81,7 +81,7 @@ class Gate(Spec):
             "work": work,
             "gated": sorted({gate.metric for gate, _ in decide.effective_gates(self.gates)}),
             "noise_floor": {name: _finite(measure.noise_floor(measurement, name)) for name in measurement.scenarios},
-            "problems": [str(problem) for problem in measurement.problems],
+            "problems": [*(str(problem) for problem in measurement.problems), *_warnings(inputs)],
         }
         (out / "verdict.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
         outcomes = [v.outcome for v in verdicts]
@@ -135,8 +135,8 @@ class Gate(Spec):
             "latency": _latency(measurement, name),
             "metrics": {key: {"value": f.value, "low": f.low, "high": f.high} for key, f in rows[name].metrics.items()},
             "check": artifact.meta.get("check", {}),
-            "gates": [asdict(result) for result in judged[name]],
-            "outcome": decide.worst(judged[name]),
+            "gates": [] if name == BASELINE else [asdict(result) for result in judged[name]],
+            "outcome": "baseline" if name == BASELINE else decide.worst(judged[name]),
             "verdict": _overall_verdict(measurement, name, floor),
             "not_measured": _not_measured(measurement, name),
         }
@@ -212,6 +212,12 @@ def _described(
             "value": r.value, "low": r.low, "high": _finite(r.high), "groups": r.groups, "verdict": judged
         }  # fmt: skip
     return found
+
+
+def _warnings(inputs: Inputs) -> list[str]:
+    """Return what steps said against their own results."""
+    found = {name: artifact.meta.get("warning") for name, artifact in inputs.items()}
+    return [f"{name}: {warning}" for name, warning in found.items() if warning]
 
 
 def _overall_verdict(measurement: Measurement, name: str, floor: Mapping[str, float]) -> str:

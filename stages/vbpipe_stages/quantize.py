@@ -102,7 +102,7 @@ class Quantize(Spec):
         _onnx_graph.write(quantized, out)
         Interface.read(source).write(out)
         _carried(provenance, quantized, origins).write(out)
-        return self._effect(plan, model, quantized, len(extents))
+        return self._effect(plan, model, quantized, len(extents), inputs)
 
     def _plan(self, model: onnx.ModelProto, provenance: Provenance) -> _Plan:
         """Decide for every node; raises VbpipeError for what can't be had."""
@@ -238,7 +238,9 @@ class Quantize(Spec):
         readers = {plan.found[output].data: plan.described[output].path for output in plan.forms}
         return collect(model, wanted, samples.load(path), readers, site)
 
-    def _effect(self, plan: _Plan, model: onnx.ModelProto, quantized: onnx.ModelProto, ranges: int) -> Meta:
+    def _effect(
+        self, plan: _Plan, model: onnx.ModelProto, quantized: onnx.ModelProto, ranges: int, inputs: Inputs
+    ) -> Meta:
         asked = []
         for index in [*range(len(self.rules)), None]:
             met = [output for output, choice in plan.choices.items() if choice.rule == index]
@@ -253,6 +255,7 @@ class Quantize(Spec):
         candidates = [output for output in plan.choices if output in plan.found or output in plan.unfit]
         return {
             "effect": "changed",
+            "warning": _made_up(inputs) if ranges else None,
             "asked": asked,
             "changed": dict(sorted(Counter(form.describe() for form in plan.forms.values()).items())),
             "quantized_nodes": len(plan.forms),
@@ -352,6 +355,12 @@ def _carried(provenance: Provenance, model: onnx.ModelProto, origins: Mapping[st
         classes=provenance.classes,
         parameters={name: path for name, path in provenance.parameters.items() if name in weights},
     )
+
+
+def _made_up(inputs: Inputs) -> str | None:
+    if inputs["samples"].meta.get("calibration") != "made up":
+        return None
+    return "activation ranges come from made-up samples; name real ones in data.calibration."
 
 
 PLUGIN: type[Stage] = Quantize

@@ -113,7 +113,7 @@ targets:
   cpu: {{backend: onnxruntime}}
 stages:
   export: {{formats: [onnx]}}
-  benchmark: {{budget_s: 10, min_groups: 2, max_groups: 2}}
+  benchmark: {{budget_s: 90, min_groups: 2, max_groups: 2}}
 gates:
   - {{metric: cosine, min: 0.99}}
   - {{metric: speedup, min: 0.001}}

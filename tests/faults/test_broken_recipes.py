@@ -67,6 +67,7 @@ TABLE = [
     ("fuse: {level: all}", "benchmark: {scenarios: [{bach: 1}]}", 15, "Did you mean 'batch'"),
     ("fuse: {level: all}", "benchmark: {taken: 3}", 15, "taken"),
     ("metric: speedup", "metric: speedup, over: standart", 17, "Did you mean 'standard'"),
+    ("metric: speedup", "metric: size_mb, over: eager", 17, "not over anything"),
     ("min: 1.0", "minimum: 1.0", 17, "minimum"),
     (", min: 1.0", "", 17, "min, max"),
     ("standard: {}", "standard: {stages.fuze.level: basic}", 11, "Did you mean 'fuse'"),
@@ -89,7 +90,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_recipe_that_all_others_are_made_from_is_good(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "r.yaml").write_text(GOOD)
     assert run(["check", str(folder / "r.yaml")]) == 0
-    assert "ok: 1 variants, 1 targets" in capsys.readouterr().out
+    assert "ok: 1 variant, 1 target" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("old", "new", "line", "piece"), TABLE, ids=lambda v: str(v)[:30])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
@@ -29,6 +30,8 @@ def run(arguments: Sequence[str]) -> int:
         if debug:
             traceback.print_exc()
         _say(_paragraph(error))
+        if "--json" in arguments and not (isinstance(error, RecipeError) and "check" in arguments):
+            _say_json(error)
         return error.exit_code
     except KeyboardInterrupt:
         _say("interrupted.")
@@ -49,6 +52,12 @@ def _paragraph(error: VbpipeError) -> str:
         count = len(error.problems)
         return str(error) if count == 1 else f"{error}\n{count} problems."
     return f"vbpipe: {error}"
+
+
+def _say_json(error: VbpipeError) -> None:
+    """Give programs a document too; `check` has printed its own, with every problem."""
+    body = {"error": {"what": error.what, "where": error.where, "hint": error.hint}, "exit_code": error.exit_code}
+    print(json.dumps(body, indent=1))  # noqa: T201  # the one place that prints errors
 
 
 def _say(text: str) -> None:

@@ -70,6 +70,23 @@ def invoke(arguments: Sequence[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from vbpipe import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[  # its callback does the work
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Build model variants into engines, measure every step against eager, ship only what is faster and right."""
+
+
 @app.command()
 def init(
     factory: Annotated[str, typer.Argument(help="models/net.py:build, a function that returns the nn.Module.")],
@@ -244,13 +261,15 @@ def store_gc(
     store: StorePath = DEFAULT_STORE,
     keep: Annotated[list[str], typer.Option(help="A step or digest to keep; may be given again.")] = [],  # noqa: B006
     keep_days: Annotated[float, typer.Option(min=0, help="Keep what was used in the last days.")] = 30.0,
+    newest: Annotated[int, typer.Option(min=0, help="Keep so many newest results of each step.")] = 1,
+    grace_hours: Annotated[float, typer.Option(min=0, help="Touch nothing younger: a build may be using it.")] = 24.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     json: Json = False,
 ) -> None:
     """Remove what nothing needs any more."""
-    from vbpipe.cli.store import collect_garbage
+    from vbpipe.cli.store import GcRequest, collect_garbage
 
-    collect_garbage(store, keep, keep_days, dry_run=dry_run, as_json=json)
+    collect_garbage(store, GcRequest(tuple(keep), keep_days, newest, grace_hours, dry_run), as_json=json)
 
 
 @worker_app.command("run")

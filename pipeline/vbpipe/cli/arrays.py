@@ -21,6 +21,8 @@ def read_arrays(path: Path) -> dict[str, Array]:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
+    if not path.is_file():
+        raise UsageError("there is no such file.", where=str(path))
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as file:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vbpipe.cli.deliver import deliver_bundle, write_reports
+from vbpipe.cli.deliver import PREVIOUS, deliver_bundle, write_reports
 from vbpipe.cli.progress import reporter
 from vbpipe.cli.request import RecipeRequest
 from vbpipe.cli.terminal import print_grid, print_json, stderr, stdout, styled
@@ -45,6 +45,10 @@ def build_recipe(
         print_json(report)
     else:
         print_report(report)
+        for target in plan.targets:
+            if report["targets"][target]["bundle_path"] is None and (folder / target / PREVIOUS).exists():
+                place = folder / target / PREVIOUS
+                stdout().print(f"the bundle of an earlier build is kept in {place}", markup=False, soft_wrap=True)
         stdout().print(f"report: {written}", markup=False)
     return int(report["exit_code"])
 
@@ -68,3 +72,6 @@ def print_report(report: Mapping[str, Any]) -> None:
             console.print(styled(sentence), soft_wrap=True)
         if facts.get("bundle_path"):
             console.print(f"bundle: {facts['bundle_path']}", markup=False, soft_wrap=True)
+    skipped = sum(step["status"] == "skipped" for step in report["steps"])
+    if skipped:
+        console.print(f"{skipped} steps were skipped, because something that they read was not built.")

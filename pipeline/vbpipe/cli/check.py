@@ -23,5 +23,10 @@ def check_recipe(request: RecipeRequest, *, as_json: bool) -> None:
         return
     variants, targets = len(loaded.variants), len(plan.targets)
     stdout().print(
-        f"{request.recipe}: ok: {variants} variants, {targets} targets, {len(plan.steps)} steps", markup=False
+        f"{request.recipe}: ok: {_count(variants, 'variant')}, {_count(targets, 'target')}, {len(plan.steps)} steps",
+        markup=False,
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

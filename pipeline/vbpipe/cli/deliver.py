@@ -14,9 +14,13 @@ from vbpipe.errors import UsageError
 from vbpipe.report import as_markdown
 from vbpipe.runtime import MANIFEST
 
+PREVIOUS = "bundle.previous"
+
 
 def deliver_bundle(artifact: Artifact | None, folder: Path) -> str | None:
     """Copy the bundle out of the store to `folder`/bundle, replacing what is there; None when there is none.
+
+    A bundle of an earlier build would be taken for this one's, so it is moved to bundle.previous when there is none.
 
     Raises:
         UsageError: the folder can't be written.
@@ -24,8 +28,9 @@ def deliver_bundle(artifact: Artifact | None, folder: Path) -> str | None:
     place = folder / "bundle"
     try:
         if artifact is None or artifact.meta.get("shipped") is None:
-            # A bundle of an earlier build would be taken for this one's.
-            shutil.rmtree(place, ignore_errors=True)
+            if place.exists():
+                shutil.rmtree(folder / PREVIOUS, ignore_errors=True)
+                place.rename(folder / PREVIOUS)
             return None
         if not _same(artifact.path, place):
             _replace(artifact.path, place)

@@ -35,6 +35,8 @@ def write_recipe(factory: str, out: Path) -> None:
     """
     if out.exists():
         raise UsageError("it exists already.", where=str(out), hint="Give another --out, or remove it.")
+    if ":" not in factory:
+        raise UsageError("it names no function.", where=factory, hint=f"Write it as {factory}:build.")
     root = out.parent.resolve()
     module = _call(resolve(factory, root), factory)
     guesses = tuple(_guesses(module))
@@ -62,21 +64,23 @@ def _call(build: Any, factory: str) -> Any:
 
 
 def _guesses(module: Any) -> Iterator[_Guess]:
+    first = True
     for parameter in inspect.signature(module.forward).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if parameter.default is not parameter.empty:
             continue
-        yield _guess(parameter.name, module)
+        yield _guess(parameter.name, module, first=first)
+        first = False
 
 
-def _guess(name: str, module: Any) -> _Guess:
+def _guess(name: str, module: Any, *, first: bool) -> _Guess:
     layers = [(type(layer).__name__, layer) for _, layer in module.named_modules()]
     if _TOKEN_NAMES.search(name):
         rows = next((layer.num_embeddings for kind, layer in layers if kind == "Embedding"), 1000)
         values = "ones" if name.endswith("mask") else f"{{low: 0, high: {rows}}}"
         return _Guess(name, "int64", ("batch", "seq"), values, "by its name")
-    for kind, layer in layers:
+    for kind, layer in layers if first else ():  # the first layers say nothing of further inputs
         if kind == "Embedding":
             return _Guess(
                 name, "int64", ("batch", "seq"), f"{{low: 0, high: {layer.num_embeddings}}}", "from Embedding"
@@ -107,6 +111,7 @@ def _text(name: str, factory: str, module: Any, guesses: tuple[_Guess, ...]) -> 
     symbols = dict.fromkeys(size for g in guesses for size in g.shape if not size.isdigit())
     shapes = "\n".join(f"    {symbol}: {_PROFILES[symbol]}" for symbol in symbols)
     parameters = sum(p.numel() for p in module.parameters())
+    source = factory.rpartition(":")[0]
     return f"""# {type(module).__name__}, {parameters:,} parameters. Confirm what is marked "guessed".
 recipe: 1
 name: {name}
@@ -118,8 +123,8 @@ model:
   shapes:  # the sizes that the engine must take; opt is the one it is tuned for
 {shapes}
 # data:
-#   calibration: models/net.py:samples    # () -> iterable of {{input: array}}; int8 with real ranges needs it
-#   evaluation: models/net.py:evaluate    # (run) -> {{metric: float}}
+#   calibration: {source}:samples    # () -> iterable of {{input: array}}; int8 with real ranges needs it
+#   evaluation: {source}:evaluate    # (run) -> {{metric: float}}
 variants:  # the first is the reference
   standard: {{}}
   int8: {{stages.quantize.default: {{weight: int8, calibration: dynamic}}}}

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from vbpipe.cli.progress import title
 from vbpipe.cli.request import RecipeRequest
-from vbpipe.cli.terminal import print_json, stdout, styled
+from vbpipe.cli.terminal import print_json, print_table, stdout, styled
 from vbpipe.core import cache_key
 from vbpipe.errors import VbpipeError
 from vbpipe.plan import Plan, Step
@@ -47,7 +47,7 @@ def show_plan(request: RecipeRequest, store: Path, *, as_json: bool) -> None:
     for found in forecasts:
         tone = _TONES[found.state]
         table.add_row(styled(Cell(title(found.step))), styled(Cell(found.state, tone)), styled(Cell(found.why)))
-    console.print(table)
+    print_table(console, table)
     for target, reason in unavailable(plan).items():
         console.print(styled(Cell(f"{target}: can't be built here: {reason}", "bad")))
     hits = sum(found.state == "hit" for found in forecasts)

@@ -89,6 +89,8 @@ class LineReporter:
 
     def finished(self, result: StepResult) -> None:
         self.done += 1
+        if result.status == "skipped":
+            return  # what it waited for has been told
         word = {"hit": "in store", "built": "built", "failed": "FAILED", "skipped": "skipped"}[result.status]
         seconds = f" {result.seconds:.1f} s" if result.status == "built" else ""
         self._say(f"[{self.done:>3}/{self.total}] {word:<8} {title(result.step)}{seconds}")
@@ -108,6 +110,8 @@ class LineReporter:
         meta = result.artifact.meta
         if meta.get("effect") == "none":
             self._say("          changed nothing", style="yellow")
+        if meta.get("warning"):
+            self._say(f"          {meta['warning']}", style="yellow")
         if meta.get("fallback_reason"):
             self._say(f"          fell back to the {meta.get('exporter')} exporter: {meta['fallback_reason']}")
 

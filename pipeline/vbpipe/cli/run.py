@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vbpipe import runtime
 from vbpipe.cli.arrays import read_arrays, write_arrays
 from vbpipe.cli.terminal import print_json, stdout
-from vbpipe.errors import UsageError
+from vbpipe.errors import EngineError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
 
 
 def run_once(path: Path, inputs: Path | None, outputs: Path | None, threads: int | None, *, as_json: bool) -> None:
@@ -26,7 +33,7 @@ def run_once(path: Path, inputs: Path | None, outputs: Path | None, threads: int
     with runtime.load(path, threads=threads) as bundle:
         opened_s = time.perf_counter() - began
         golden = bundle.check_golden()
-        answers = bundle.run(asked) if asked is not None else {}
+        answers = _answers(bundle, asked) if asked is not None else {}
     if outputs is not None:
         write_arrays(outputs, answers)
     facts = {
@@ -46,3 +53,13 @@ def run_once(path: Path, inputs: Path | None, outputs: Path | None, threads: int
     console.print(f"golden: {golden.samples} samples answered, {closeness} the packaged outputs", markup=False)
     for name, array in answers.items():
         console.print(f"{name}: {array.dtype} {list(array.shape)}", markup=False)
+    if outputs is not None:
+        console.print(f"written: {outputs}", markup=False)
+
+
+def _answers(bundle: runtime.Bundle, asked: Mapping[str, Array]) -> dict[str, Array]:
+    try:
+        return bundle.run(asked)
+    except EngineError as error:
+        # The golden samples have just run: it is the user's inputs that don't fit.
+        raise UsageError(error.what, where="--inputs", hint=error.hint) from error

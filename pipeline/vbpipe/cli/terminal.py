@@ -36,12 +36,23 @@ def print_json(document: object) -> None:
 
 def print_grid(console: Console, grid: Grid) -> None:
     """Print a table."""
-    table = Table(title=grid.title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    console.print(Text(grid.title), soft_wrap=True)
+    table = Table(header_style="bold", box=None, pad_edge=False)
     for index, column in enumerate(grid.columns):
         table.add_column(column, no_wrap=index == 0 or not console.is_terminal)
     for row in grid.rows:
         table.add_row(*(styled(cell) for cell in row))
-    console.print(table)
+    print_table(console, table)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table, off a terminal without the spaces that pad its lines."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    console.file.write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
 
 
 def styled(cell: Cell) -> Text:

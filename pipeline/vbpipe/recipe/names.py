@@ -98,8 +98,11 @@ def _gates(root: Node) -> Iterator[Problem]:
                 f"there is no {quote(over[1])} to compare with.{suggest(over[1], there)}{listing('There are', there)}"
             )
             yield over[0].problem(message)
-        if metric:
-            yield from _metric(*metric, has_evaluation)
+        wrong = list(_metric(*metric, has_evaluation)) if metric else []
+        yield from wrong
+        if over and metric and not wrong and metric[1] != "speedup" and child(gate, "max_drop") is None:
+            message = f"min and max of {quote(metric[1])} are not over anything. over is for speedup and max_drop."
+            yield over[0].problem(message)
         if scenario and scenarios and scenario[1] not in scenarios:
             names = set(scenarios.values())
             message = f"no scenario {quote(scenario[1])}.{suggest(scenario[1], names)}{listing('Scenarios', names)}"

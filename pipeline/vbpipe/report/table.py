@@ -67,13 +67,26 @@ def conclusions(report: Mapping[str, Any], target: str) -> Iterator[Cell]:
 def _conclusions(verdict: Mapping[str, Any]) -> Iterator[Cell]:
     for variant in verdict["variants"].values():
         yield from _conclusion(variant)
+    yield from _slower_steps(verdict)
     shipped = verdict["shipped"]
     if shipped:
         yield Cell(f"packaged: {shipped['row']} (variant {shipped['variant']})", "good")
+    elif any(variant["outcome"] == "inconclusive" for variant in verdict["variants"].values()):
+        yield Cell("packaged: nothing; what could pass can't be told from what can't, so eager stays", "doubtful")
     else:
         yield Cell("packaged: nothing passes every gate, so eager stays", "bad")
     for problem in verdict["problems"]:
         yield Cell(f"doubt: {problem}", "doubtful")
+
+
+def _slower_steps(verdict: Mapping[str, Any]) -> Iterator[Cell]:
+    """Yield a sentence for each step that made things slower than the step before it, though faster than eager."""
+    for name, row in verdict["rows"].items():
+        slower = {s: r for s, r in row["over_previous"].items() if r["verdict"] == "slower"}
+        if slower and row["previous"] != "eager":
+            scenario, ratio = next(iter(slower.items()))
+            text = f"{ratio['value']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}] at {scenario}"
+            yield Cell(f"{name} is slower than {row['previous']}, the step before it: {text}", "doubtful")
 
 
 def _conclusion(variant: Mapping[str, Any]) -> Iterator[Cell]:
@@ -129,6 +142,8 @@ def _speedup(row: Mapping[str, Any], scenario: str) -> Cell:
     ratio = row["ratios"].get(scenario)
     if ratio is None:
         return Cell(row["not_measured"].split(":")[0] or "not measured", "bad")
+    if ratio["groups"] < 2:
+        return Cell(f"{ratio['value']:.2f}x, 1 group", "doubtful")
     return Cell(
         f"{ratio['value']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}]", _TONES.get(ratio["verdict"], "plain")
     )
@@ -145,7 +160,10 @@ def _number(figure: Mapping[str, Any] | None, digits: int) -> Cell:
 
 def _size(row: Mapping[str, Any]) -> str:
     # An eager model has no file of its own: its weights are in the recipe's hands.
-    return "" if row["kind"] == "reference" else f"{row['size_bytes'] / 1e6:.1f}"
+    if row["kind"] == "reference":
+        return ""
+    size_mb = row["size_bytes"] / 1e6
+    return f"{size_mb:.1f}" if size_mb >= 1 else f"{size_mb:.3f}"
 
 
 def _gates(row: Mapping[str, Any]) -> Cell:
@@ -154,5 +172,5 @@ def _gates(row: Mapping[str, Any]) -> Cell:
     refused = [gate for gate in row["gates"] if gate["outcome"] != "pass"]
     if not refused:
         return Cell("pass", "good")
-    names = list(dict.fromkeys(gate["gate"] for gate in refused))
+    names = list(dict.fromkeys(gate["gate"] for gate in refused if gate["outcome"] == row["outcome"]))
     return Cell(f"{row['outcome']}: {', '.join(names)}", _TONES[row["outcome"]])
