@@ -1,7 +1,7 @@
 """Ask how often `vbpipe.measure` is wrong here: time an engine against itself, and against copies of known slowness.
 
 python benchmarks/noise.py --trials 20 --delays 0 0.03 0.05                      # a fixed matrix product
-python benchmarks/noise.py --bundle artifacts/minilm/cpu/bundle --size seq=16    # the engine of a bundle
+python benchmarks/noise.py --bundle artifacts/minilm/cpu/bundle --inputs inputs.npz    # the engine of a bundle
 Add --busy to have a bounded busy loop run on the last core meanwhile.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from vbpipe import runtime, samples
+from vbpipe.cli.arrays import read_arrays
 from vbpipe.measure import Candidate, Scenario, Settings, noise, probe
 
 
@@ -42,6 +43,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bundle", type=Path)
+    parser.add_argument("--inputs", type=Path, help="arrays (.npz, .safetensors) in place of a golden sample")
     parser.add_argument("--sample", type=int, default=0, help="which of the bundle's golden samples")
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 0.05])
@@ -58,7 +60,8 @@ def _engine(asked: argparse.Namespace, folder: Path) -> tuple[Candidate, Scenari
         samples.save_arrays(path, probe.inputs())
         return Candidate("probe", probe.BACKEND, {}, "", Path()), Scenario("matrix product", path)
     manifest = runtime.read_manifest(asked.bundle)
-    sample = samples.load(asked.bundle / manifest.golden.inputs)[asked.sample]
+    golden = samples.load(asked.bundle / manifest.golden.inputs)[asked.sample]
+    sample = read_arrays(asked.inputs) if asked.inputs else golden
     samples.save_arrays(path, sample)
     runner = manifest.runner
     engine = asked.bundle / manifest.engine

@@ -79,7 +79,7 @@ class Gate(Spec):
             "host": dict(measure.host_identity()),
             "scenarios": list(measurement.scenarios),
             "work": work,
-            "gated": sorted({gate.metric for gate, _ in decide.effective_gates(self.gates)}),
+            "gated": sorted({gate.metric for gate in self.gates}),
             "noise_floor": {name: _finite(measure.noise_floor(measurement, name)) for name in measurement.scenarios},
             "problems": [*(str(problem) for problem in measurement.problems), *_warnings(inputs)],
         }

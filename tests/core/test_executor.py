@@ -235,3 +235,63 @@ def test_a_killed_build_leaves_no_process_behind(tmp_path: Path) -> None:
             return
         time.sleep(0.01)
     raise AssertionError("the worker still runs")
+
+
+def test_an_interrupt_ends_a_build_that_waits_for_another(tmp_path: Path) -> None:
+    from vbpipe.core import cache_key
+
+    waiting = plan(step("a"))
+    key = cache_key(waiting.steps["a"].stage, {}, tmp_path)
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with Store(tmp_path / "store").locked(key):
+            held.set()
+            release.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(10)
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        with pytest.raises(Interrupted):
+            run(waiting, tmp_path)
+        assert not release.is_set()
+    finally:
+        release.set()
+        holder.join()
+
+
+def test_a_process_that_can_not_be_started_ends_its_step_and_not_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("vbpipe.run.process.subprocess.Popen", refuse)
+    results, _ = run(plan(step("a"), step("b", ("a",))), tmp_path)
+    assert results["a"].status == "failed"
+    assert "could not be started: Resource temporarily unavailable" in str(results["a"].error)
+    assert results["b"].status == "skipped"
+    assert len(list(Path("/proc/self/fd").iterdir())) < 60
+
+
+def test_a_file_in_the_users_folder_does_not_stand_in_for_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pydantic.py").write_text("raise SystemExit(9)\n")
+    monkeypatch.chdir(tmp_path)
+    results, _ = run(plan(step("a")), tmp_path)
+    assert results["a"].status == "built"
+
+
+def test_what_a_crashed_step_had_started_is_ended_with_it(tmp_path: Path) -> None:
+    results, _ = run(plan(step("a", does="orphan", diary=str(tmp_path / "pid"))), tmp_path)
+    assert results["a"].status == "failed"
+    child = int((tmp_path / "pid").read_text().splitlines()[-1])
+    for _ in range(200):
+        state = Path(f"/proc/{child}/stat")
+        if not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return
+        time.sleep(0.01)
+    raise AssertionError("the child still runs")

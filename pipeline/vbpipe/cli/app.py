@@ -207,8 +207,21 @@ def run_bundle(
 
 
 @app.command()
-def doctor(json: Json = False, store: StorePath = DEFAULT_STORE) -> None:
+def doctor(
+    noise: Annotated[
+        bool, typer.Option("--noise", help="Try the measuring here: a workload against copies of itself.")
+    ] = False,
+    trials: Annotated[int, typer.Option(min=1, help="For --noise: of each delay (0, 3 % and 5 %).")] = 5,
+    budget: Annotated[float, typer.Option(min=1, help="For --noise: seconds a trial.")] = 10.0,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
     """Say what this host can build and run, and the command that adds what is missing."""
+    if noise:
+        from vbpipe.cli.noise import try_noise
+
+        try_noise(trials, budget, as_json=json)
+        return
     from vbpipe.cli.doctor import examine
 
     examine(store, as_json=json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,6 +66,11 @@ class Fake(Spec):
             os._exit(0)
         if self.does == "full":
             raise OSError(28, "No space left on device")
+        if self.does == "orphan":
+            child = subprocess.Popen(["sleep", "30"])
+            with Path(self.diary).open("a") as diary:
+                diary.write(f"{child.pid}\n")
+            os.abort()
         if self.does == "nothing":
             return {}
         read = "".join((inputs[kind].path / "out.txt").read_text() for kind in sorted(self.reads))

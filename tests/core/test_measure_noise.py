@@ -1,0 +1,58 @@
+"""Trials of the measuring itself, on the built-in workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vbpipe import samples
+from vbpipe.measure import Candidate, Scenario, Settings, cold_start, latency, measure, noise, probe
+from vbpipe.measure.noise import Trial, summarize
+
+
+def scenario(folder: Path, name: str = "probe") -> Scenario:
+    path = folder / f"{name}.safetensors"
+    samples.save_arrays(path, probe.inputs())
+    return Scenario(name, path)
+
+
+def trial(delay: float, verdict: str, low: float, high: float, naive: float = 1.0) -> Trial:
+    return Trial(delay, 1 / (1 + delay), 1.0, low, high, 0.01, verdict, naive, 8, 1.0)  # type: ignore[arg-type]
+
+
+def test_a_copy_that_is_half_again_as_slow_is_found_and_the_interval_moves_with_it(tmp_path: Path) -> None:
+    settings = Settings(min_groups=4, max_groups=4, budget_s=20.0)
+    probe_once = Candidate("probe", probe.BACKEND, {}, "", Path())
+    found = noise.run_trial(
+        probe_once, scenario(tmp_path), settings, 1.0, noise.call_ms(probe_once, scenario(tmp_path), settings)
+    )
+    assert found.truth < 0.8
+    assert found.value < 0.9
+    assert found.naive < 0.95
+
+
+def test_cold_start_and_shape_changes_are_read_from_the_workers(tmp_path: Path) -> None:
+    settings = Settings(min_groups=2, max_groups=2, budget_s=15.0, control=False)
+    scenarios = [scenario(tmp_path, "one"), scenario(tmp_path, "two")]
+    found = measure([Candidate("probe", probe.BACKEND, {}, "", Path())], scenarios, settings, baseline="probe")
+    cold = cold_start(found, "probe")
+    assert cold is not None
+    assert cold.first_ms.keys() == cold.switch_ms.keys() == {"one", "two"}
+    assert cold.peak_rss_mib > 10
+    times = latency(found, "probe", "one")
+    assert times is not None
+    assert times.p50_ms <= times.p90_ms
+
+
+def test_shares_are_counted_over_trials() -> None:
+    found = summarize([trial(0.0, "same", 0.99, 1.01, 1.05), trial(0.0, "slower", 0.90, 0.95)])
+    assert (found.wrong, found.naive_wrong, found.covered) == (0.5, 0.5, 0.5)
+    slow = summarize([trial(0.05, "slower", 0.93, 0.97), trial(0.05, "inconclusive", 0.93, 1.01)])
+    assert (slow.wrong, slow.found, slow.covered) == (0.0, 0.5, 1.0)
+
+
+def test_advice_names_what_would_help() -> None:
+    noisy = summarize([trial(0.0, "inconclusive", 0.8, 1.2)])
+    said = " ".join(noise.advice([noisy], cores=2, load_1m=3.0))
+    assert "load is 3.0 on 2 cores" in said
+    assert "times the budget" in said
+    assert noise.advice([summarize([trial(0.0, "same", 0.99, 1.01)])], cores=2, load_1m=0.1) == ()
