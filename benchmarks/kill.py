@@ -42,7 +42,7 @@ def _trial(asked: argparse.Namespace, further: list[str], folder: Path) -> int:
     finished: dict[str, float] = {}
     while kills < asked.kills:
         child = subprocess.Popen(_command(asked.recipe, landed, further), stdout=-3, stderr=-3)
-        wait_s = times.uniform(0.3, whole_s / 4)
+        wait_s = times.uniform(0.5, whole_s / 12)
         try:
             child.wait(wait_s)
             state = "ended by itself; the store is emptied of it"

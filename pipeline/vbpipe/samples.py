@@ -61,11 +61,26 @@ def misfit(model: Model, sample: Mapping[str, Array]) -> str | None:
         if len(array.shape) != len(spec.shape):
             return f"{name} has shape {list(array.shape)}; the recipe says {list(spec.shape)}"
         for axis, (size, wanted) in enumerate(zip(array.shape, spec.shape, strict=True)):
-            problem = _size_problem(model, sizes, size, wanted)
+            problem = size_problem(model.shapes, sizes, size, wanted)
             if problem:
                 return f"{name} has shape {list(array.shape)}: axis {axis} {problem}"
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return f"{name} holds NaN or infinity"
+    return None
+
+
+def size_problem(shapes: Mapping[str, Dimension], sizes: dict[str, int], size: int, wanted: int | str) -> str | None:
+    """Return what keeps `size` from being the size or symbol `wanted`, or None.
+
+    `sizes` collects each symbol's first size, which all its others must equal.
+    """
+    if isinstance(wanted, int):
+        return None if size == wanted else f"is {size}, not {wanted}"
+    if sizes.setdefault(wanted, size) != size:
+        return f"is {size}, but {wanted} is {sizes[wanted]} in another input or axis"
+    dim = shapes.get(wanted)
+    if dim is not None and not dim.min <= size <= dim.max:
+        return f"is {size}, outside the profile of {wanted} ({dim.min}..{dim.max})"
     return None
 
 
@@ -149,14 +164,3 @@ def _fill(name: str, spec: TensorInput, sizes: Mapping[str, int], generator: np.
     if dtype.kind in "iub":
         return generator.integers(0, 2, shape).astype(dtype)
     return generator.standard_normal(shape).astype(dtype)
-
-
-def _size_problem(model: Model, sizes: dict[str, int], size: int, wanted: int | str) -> str | None:
-    if isinstance(wanted, int):
-        return None if size == wanted else f"is {size}, not {wanted}"
-    if sizes.setdefault(wanted, size) != size:
-        return f"is {size}, but {wanted} is {sizes[wanted]} elsewhere in the sample"
-    dim = model.shapes.get(wanted)
-    if dim is not None and not dim.min <= size <= dim.max:
-        return f"is {size}, outside the profile of {wanted} ({dim.min}..{dim.max})"
-    return None

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from vbpipe.core import Spec
 from vbpipe.errors import EngineError
 from vbpipe.recipe.model import Dimension, Model, TensorInput
+from vbpipe.samples import size_problem
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,17 +90,7 @@ class Interface(Spec):
         if array.ndim != len(spec.shape):
             return f"has shape {list(array.shape)}; it takes {list(spec.shape)}"
         for axis, (size, wanted) in enumerate(zip(array.shape, spec.shape, strict=True)):
-            problem = self._size_problem(size, wanted, sizes)
+            problem = size_problem(self.shapes, sizes, size, wanted)
             if problem:
                 return f"has shape {list(array.shape)}: axis {axis} {problem}"
-        return None
-
-    def _size_problem(self, size: int, wanted: int | str, sizes: dict[str, int]) -> str | None:
-        if isinstance(wanted, int):
-            return None if size == wanted else f"is {size}, not {wanted}"
-        if sizes.setdefault(wanted, size) != size:
-            return f"is {size}, but {wanted} is {sizes[wanted]} in another input or axis"
-        dim = self.shapes.get(wanted)
-        if dim is not None and not dim.min <= size <= dim.max:
-            return f"is {size}, outside the profile of {wanted} ({dim.min}..{dim.max})"
         return None

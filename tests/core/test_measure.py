@@ -103,7 +103,7 @@ PLUGIN = Fake
 BAD = [
     ("abort", "crashed", "SIGABRT"),
     ("abort late", "crashed", "SIGABRT"),
-    ("exit", "crashed", "exited with code 0"),
+    ("exit", "crashed", "ended with exit code 0"),
     ("hang", "hung", "no answer"),
     ("raise in open", "failed", "RuntimeError: no such engine"),
     ("raise late", "failed", "ValueError: bad shape"),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from vbpipe.cli.terminal import stdout
+from vbpipe.processes import environment, python_command
 from vbpipe.run.job import Job, result_path
-from vbpipe.run.process import START, THREAD_VARIABLES
 
 
 def run_again(path: Path) -> int:
@@ -24,9 +22,8 @@ def run_again(path: Path) -> int:
     folder = Path(tempfile.mkdtemp(prefix="vbpipe-job-"))
     copy = folder / "job.json"
     copy.write_text(json.dumps({**job.to_json(), "out": str(folder / "out")}), encoding="utf-8")
-    threads = {name: str(job.threads) for name in THREAD_VARIABLES}
-    command = [sys.executable, "-c", START, str(copy)]
-    code = subprocess.run(command, env={**os.environ, **threads}, check=False).returncode
+    command = python_command("vbpipe.run.worker", str(copy))
+    code = subprocess.run(command, env=environment(job.threads), check=False).returncode
     console = stdout()
     if code == 0:
         console.print(f"{job.label}: done, its files are in {folder / 'out'}", markup=False)

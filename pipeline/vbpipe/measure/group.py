@@ -76,6 +76,26 @@ def run_group(
     return group, tuple(crew.failed.values())
 
 
+def opening(
+    candidate: Candidate, scenarios: Sequence[Scenario], expected: Mapping[str, Path], settings: Settings
+) -> messages.Open:
+    """Return the request that opens a candidate; `expected` holds for candidates without outputs of their own."""
+    right = expected if candidate.expected is None else candidate.expected
+    return messages.Open(
+        backend=candidate.backend,
+        options=candidate.options,
+        kind=candidate.kind,
+        path=candidate.path,
+        root=candidate.root,
+        threads=settings.threads,
+        cpus=settings.cpus,
+        memory_limit_mib=settings.memory_limit_mib,
+        min_cosine=candidate.min_cosine,
+        delay_us=candidate.delay_us,
+        loads=tuple(messages.Load(one.name, one.inputs, right.get(one.name)) for one in scenarios),
+    )
+
+
 class _Crew:
     """The workers of one group, and which of them have failed."""
 
@@ -144,28 +164,10 @@ class _Ticks:
 def _open(bench: Bench, crew: _Crew, order: Sequence[Candidate]) -> dict[str, messages.Opened]:
     settings = bench.settings
     requests: dict[str, messages.Request] = {
-        one.name: messages.Open(
-            backend=one.backend,
-            options=one.options,
-            kind=one.kind,
-            path=one.path,
-            root=one.root,
-            threads=settings.threads,
-            cpus=settings.cpus,
-            memory_limit_mib=settings.memory_limit_mib,
-            min_cosine=one.min_cosine,
-            delay_us=one.delay_us,
-            loads=_loads(bench, one),
-        )
-        for one in order
+        one.name: opening(one, bench.scenarios, bench.expected, settings) for one in order
     }
     extra_s = settings.start_timeout_s - settings.call_timeout_s
     return crew.ask(requests, messages.Opened, _START_SLOTS, settings, extra_s)
-
-
-def _loads(bench: Bench, candidate: Candidate) -> tuple[messages.Load, ...]:
-    expected = bench.expected if candidate.expected is None else candidate.expected
-    return tuple(messages.Load(one.name, one.inputs, expected.get(one.name)) for one in bench.scenarios)
 
 
 def _allowed_s(bench: Bench, before: Sequence[Group], start_s: float) -> float:

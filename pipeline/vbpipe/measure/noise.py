@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 from vbpipe.errors import VbpipeError
 from vbpipe.measure import messages
+from vbpipe.measure.group import opening
 from vbpipe.measure.process import Ask, Failure, Worker, close_all, exchange
 from vbpipe.measure.protocol import measure
 from vbpipe.measure.record import Candidate, Scenario, Settings
@@ -169,20 +170,7 @@ def _naive_ms(candidate: Candidate, scenario: Scenario, settings: Settings) -> f
     with TemporaryDirectory(prefix="vbpipe-naive-") as folder:
         worker = Worker(Path(folder) / "log", settings.threads)
         try:
-            opening = messages.Open(
-                backend=candidate.backend,
-                options=candidate.options,
-                kind=candidate.kind,
-                path=candidate.path,
-                root=candidate.root,
-                threads=settings.threads,
-                cpus=settings.cpus,
-                memory_limit_mib=None,
-                min_cosine=None,
-                delay_us=candidate.delay_us,
-                loads=(messages.Load(scenario.name, scenario.inputs, None),),
-            )
-            _answer(worker, opening, settings)
+            _answer(worker, opening(candidate, (scenario,), {}, settings), settings)
             timed = _answer(worker, messages.Time(scenario.name, NAIVE_CALLS, 0.0), settings)
         finally:
             close_all([worker], at_once=False)

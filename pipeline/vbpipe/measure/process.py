@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,19 +15,7 @@ from pydantic import ValidationError
 
 from vbpipe.measure import messages
 from vbpipe.measure.record import Status
-
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "TBB_NUM_THREADS",
-)
-_START = (
-    "import sys; sys.path[:] = [p for p in sys.path if p]; from vbpipe.measure.worker import main; main(sys.argv[1:])"
-)
-"""Not `-m`: that would let a file in the user's folder stand in for any library."""
+from vbpipe.processes import describe_exit, environment, python_command
 
 _POLL_S = 0.25
 _CLOSE_S = 5.0
@@ -140,7 +127,7 @@ class Worker:
     def _spawn(self) -> None:
         theirs_in, self._requests = os.pipe()
         self._replies, theirs_out = os.pipe()
-        command = [sys.executable, "-c", _START, str(theirs_in), str(theirs_out), str(os.getpid())]
+        command = python_command("vbpipe.measure.worker", str(theirs_in), str(theirs_out), str(os.getpid()))
         self._began = time.monotonic()
         try:
             with self._log.open("wb") as log:
@@ -149,7 +136,7 @@ class Worker:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=_environment(self._threads),
+                    env=environment(self._threads),
                     pass_fds=(theirs_in, theirs_out),
                     start_new_session=True,
                 )
@@ -177,7 +164,7 @@ class Worker:
         except subprocess.TimeoutExpired:
             self.kill()
             return Failure("crashed", "it closed the pipe for messages and went on running.", self._tail())
-        return Failure("crashed", _describe_exit(code), self._tail())
+        return Failure("crashed", describe_exit(code), self._tail())
 
     def _tail(self) -> str:
         with self._log.open("rb") as log:
@@ -223,20 +210,3 @@ def close_all(workers: Sequence[Worker], *, at_once: bool) -> None:
     deadline = time.monotonic() + _CLOSE_S
     for worker in workers:
         worker.wait(max(0.0, deadline - time.monotonic()))
-
-
-def _environment(threads: int) -> dict[str, str]:
-    """Return the parent's environment with equal thread counts, set before the interpreter that reads them starts."""
-    fixed = {name: str(threads) for name in _THREAD_VARIABLES}
-    return {**os.environ, **fixed, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", "PYTHONHASHSEED": "0"}
-
-
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"it exited with code {code} before it answered."
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    more = " Out of memory?" if name == "SIGKILL" else ""
-    return f"it was ended by {name}.{more}"

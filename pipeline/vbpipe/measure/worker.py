@@ -5,7 +5,6 @@ Messages travel on the two file descriptors IN and OUT, never on stdout, which b
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import math
@@ -27,13 +26,13 @@ from vbpipe.core import Backend, Run
 from vbpipe.measure import facts, messages, probe
 from vbpipe.measure.correctness import fault
 from vbpipe.measure.statistics import stable
+from vbpipe.processes import die_with
 
 if TYPE_CHECKING:
     import numpy as np
 
     Arrays = Mapping[str, np.ndarray[Any, Any]]
 
-_PR_SET_PDEATHSIG = 1
 _BUFFERS = 3  # copies of the inputs, used in turn: a server's inputs are not at one address for ever
 _CHUNK_S = 0.01
 _MAX_WARMUP_CALLS = 5000
@@ -59,7 +58,7 @@ class Timing:
 def main(arguments: Sequence[str]) -> None:
     """Serve until the request pipe closes."""
     request_fd, reply_fd, parent = (int(argument) for argument in arguments)
-    _die_with(parent)
+    die_with(parent)
     for fd in (request_fd, reply_fd):
         os.set_inheritable(fd, False)
     faulthandler.enable()
@@ -105,14 +104,6 @@ def warm_up(run: Run, feeds: Sequence[Arrays], request: messages.Warm) -> messag
         enough = len(ns) >= request.min_calls and spent_s >= request.min_s and len(medians) >= 10
         if cut or (enough and stable(medians)):
             return messages.Warmed(tuple(ns), stable(medians))
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel end this process with its parent, however the parent ends (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)  # the parent ended before the line above
 
 
 def _reporter(replies: BinaryIO) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:

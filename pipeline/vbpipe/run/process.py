@@ -7,7 +7,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,19 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from vbpipe.errors import StepFailed
+from vbpipe.processes import describe_exit, environment, python_command
 from vbpipe.run.job import Job, result_path
 from vbpipe.run.worker import PARENT, PROGRESS_FD
 
 _TICK_S = 0.2
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
-START = (
-    "import sys; sys.path[:] = [p for p in sys.path if p]; from vbpipe.run.worker import main; "
-    "sys.exit(main(sys.argv[1:]))"
-)
-"""Runs a job. Not `-m`: that would let a file in the user's folder stand in for any library."""
 
 
 class StepProcess:
@@ -65,19 +56,16 @@ class StepProcess:
     def _start(self, pipe: int) -> subprocess.Popen[bytes]:
         with self.log.open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-c", START, str(self._path)],
+                python_command("vbpipe.run.worker", str(self._path)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self._environment(pipe),
+                env=environment(
+                    self._job.threads, PYTHONFAULTHANDLER="1", **{PROGRESS_FD: str(pipe), PARENT: str(os.getpid())}
+                ),
                 pass_fds=(pipe,),
                 start_new_session=True,
             )
-
-    def _environment(self, pipe: int) -> dict[str, str]:
-        threads = {name: str(self._job.threads) for name in THREAD_VARIABLES}
-        own = {PROGRESS_FD: str(pipe), PARENT: str(os.getpid()), "PYTHONHASHSEED": "0", "PYTHONFAULTHANDLER": "1"}
-        return {**os.environ, **threads, **own}
 
     def _follow(
         self, process: subprocess.Popen[bytes], pipe: int, progress: Callable[[float | None, str], None]
@@ -109,7 +97,7 @@ class StepProcess:
         try:
             result = json.loads(result_path(self._path).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            raise StepFailed(_died(code), hint="Its log is kept.") from None
+            raise StepFailed(describe_exit(code), hint="Its log is kept.") from None
         if "meta" in result:
             meta: Mapping[str, Any] = result["meta"]
             return meta
@@ -131,14 +119,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _died(code: int) -> str:
-    if code >= 0:
-        return f"its process ended with exit code {code} and no result."
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    guess = " The machine may be out of memory." if name == "SIGKILL" else ""
-    return f"its process was ended by {name}.{guess}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -18,6 +17,7 @@ from pydantic import BaseModel
 from vbpipe import plugins
 from vbpipe.core import Keeping, Site, Stage
 from vbpipe.errors import StepFailed, VbpipeError
+from vbpipe.processes import die_with
 from vbpipe.run.check import check
 from vbpipe.run.job import Job, result_path
 
@@ -27,7 +27,8 @@ PARENT = "VBPIPE_PARENT"
 
 def main(arguments: list[str]) -> int:
     """Run the job in the file named by the one argument; 0 when its artifact is complete."""
-    _die_with_parent()
+    if PARENT in os.environ:
+        die_with(int(os.environ[PARENT]))
     path = Path(arguments[0])
     job = Job.read(path)
     result: dict[str, Any]
@@ -87,19 +88,6 @@ def _reporter() -> Callable[[float | None, str], None]:
             print(json.dumps([fraction, message]), file=pipe)  # the pipe to the build, not a terminal
 
     return report
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process when the build dies: a killed build must leave nothing running."""
-    parent = os.environ.get(PARENT)
-    if sys.platform != "linux" or parent is None:
-        return
-    import ctypes
-
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it died before the call above
-        os._exit(137)
 
 
 def _in_short(error: Exception) -> str:
