@@ -94,8 +94,8 @@ def bundle_in(folder: Path, answers: list[dict[str, np.ndarray]]) -> Bundle:
     asked = [{"x": np.ones((1, 2), "float32")} for _ in answers]
     samples.save(folder / "in", asked)
     samples.save(folder / "out", answers)
-    files = {n: {"sha256": hashlib.sha256((folder / n).read_bytes()).hexdigest(), "size": (folder / n).stat().st_size}
-             for n in ("in", "out")}  # fmt: skip
+    data = {name: (folder / name).read_bytes() for name in ("in", "out")}
+    files = {name: {"sha256": hashlib.sha256(b).hexdigest(), "size": len(b)} for name, b in data.items()}
     manifest = Manifest(
         manifest=1, name="n", variant="v", target="t", row="r", kind="engine", runner=Runner(backend="null"), engine="1",
         golden=Golden(inputs="in", outputs="out"), claim=Claim(), files=files,
