@@ -97,8 +97,8 @@ def bundle_in(folder: Path, answers: list[dict[str, np.ndarray]]) -> Bundle:
     data = {name: (folder / name).read_bytes() for name in ("in", "out")}
     files = {name: {"sha256": hashlib.sha256(b).hexdigest(), "size": len(b)} for name, b in data.items()}
     manifest = Manifest(
-        manifest=1, name="n", variant="v", target="t", row="r", kind="engine", runner=Runner(backend="null"), engine="1",
-        golden=Golden(inputs="in", outputs="out"), claim=Claim(), files=files,
+        manifest=1, name="n", variant="v", target="t", row="r", kind="engine", runner=Runner(backend="null"),
+        engine="1", golden=Golden(inputs="in", outputs="out"), claim=Claim(), files=files,
     )  # fmt: skip
     (folder / MANIFEST).write_text(json.dumps(manifest.model_dump(mode="json")))
     return Bundle(folder, read_manifest(folder), lambda arrays: {"y": arrays["x"] * 2})
