@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,6 +124,14 @@ def test_a_step_that_fails_says_how_and_leaves_its_log_and_job(tmp_path: Path, d
         log = (failed.failure / "log.txt").read_text()
         assert "the step's own words" in log
         assert "Traceback" in log
+
+
+def test_a_step_that_dies_on_a_full_disk_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results, _ = run(diamond(does="abort"), tmp_path)
+    assert "disk is full" not in str(results["d"].error)
+    monkeypatch.setattr("vbpipe.run.process.shutil.disk_usage", lambda _path: SimpleNamespace(free=0))
+    results, _ = run(diamond(does="abort"), tmp_path)
+    assert "ended by SIGABRT. The store's disk is full" in str(results["d"].error)
 
 
 def test_a_failed_step_can_be_run_again_from_its_job(tmp_path: Path) -> None:

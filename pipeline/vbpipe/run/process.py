@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import threading
@@ -20,6 +21,8 @@ from vbpipe.run.job import Job, result_path
 from vbpipe.run.worker import PARENT, PROGRESS_FD
 
 _TICK_S = 0.2
+_FULL_BYTES = 2**20
+"""Less free space than this is none."""
 
 
 class StepProcess:
@@ -97,7 +100,10 @@ class StepProcess:
         try:
             result = json.loads(result_path(self._path).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            raise StepFailed(describe_exit(code), hint="Its log is kept.") from None
+            # Libraries abort on a full disk without a word of why.
+            full = shutil.disk_usage(self._path.parent).free < _FULL_BYTES
+            hint = "The store's disk is full: free space there, or use a store on another one." if full else ""
+            raise StepFailed(describe_exit(code), hint=hint) from None
         if "meta" in result:
             meta: Mapping[str, Any] = result["meta"]
             return meta
