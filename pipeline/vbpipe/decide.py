@@ -11,6 +11,7 @@ from vbpipe.recipe.model import Gate
 
 Outcome = Literal["pass", "fail", "inconclusive"]
 BASELINE = "eager"
+"""The row that everything is compared with."""
 FIDELITY = frozenset({"cosine", "cosine_min", "sqnr_db", "max_abs", "max_relative", "top1_agreement"})
 TIMES = frozenset(
     {"p50_ms", "p90_ms", "p99_ms", "throughput", "first_ms", "switch_ms", "process_s", "load_s", "peak_rss_mib"}

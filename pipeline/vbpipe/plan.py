@@ -13,14 +13,12 @@ from pydantic import BaseModel
 
 from vbpipe import plugins
 from vbpipe.core import Stage, canonical
+from vbpipe.decide import BASELINE
 from vbpipe.errors import UsageError
 from vbpipe.recipe.model import Recipe, Target
 from vbpipe.runner import Runner, own_runner, runner_for
 
 REFERENCE = "reference"
-BASELINE = "eager"
-"""The row that everything is compared with."""
-
 CHECKED_AGAINST = ("reference", "samples")
 """What every runnable step is compared with before anybody builds on it."""
 

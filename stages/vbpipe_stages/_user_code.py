@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 import sys
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from vbpipe.errors import UsageError, VbpipeError
+from vbpipe.errors import VbpipeError
 from vbpipe.recipe.model import Model
 from vbpipe.recipe.references import source_digests
 
@@ -42,15 +41,7 @@ def dependencies(reference: str, model: Model, root: Path) -> Mapping[str, str]:
     Raises:
         UsageError: a source or a file that the recipe names does not exist.
     """
-    found = dict(source_digests(reference, root))
-    for file in model.files:
-        try:
-            found[f"file.{file}"] = hashlib.sha256((root / file).read_bytes()).hexdigest()
-        except OSError as error:
-            raise UsageError(f"can't read {file!r}: {error.strerror}.", where="model.files") from error
-    for package in model.packages:
-        found[f"package.{package}"] = installed(package)
-    return found
+    return source_digests(reference, root, model.files, model.packages)
 
 
 def installed(distribution: str) -> str:

@@ -13,8 +13,9 @@ from pydantic.json_schema import SkipJsonSchema
 
 from vbpipe import measure, samples
 from vbpipe.core import Inputs, Meta, Site, Spec, Stage
+from vbpipe.decide import BASELINE
 from vbpipe.errors import StepFailed
-from vbpipe.plan import BASELINE, Layout
+from vbpipe.plan import Layout
 from vbpipe.recipe.model import Model, Recipe, Target
 from vbpipe.runner import Runner, configured, open_runner
 from vbpipe_stages._user_code import dependencies

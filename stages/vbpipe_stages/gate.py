@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal
 
 from vbpipe import decide, measure, samples
 from vbpipe.core import Inputs, Meta, Site, Spec, Stage
-from vbpipe.decide import Compare, Figure, GateResult, Row, VariantVerdict
+from vbpipe.decide import BASELINE, Compare, Figure, GateResult, Row, VariantVerdict
 from vbpipe.measure import Measurement
-from vbpipe.plan import BASELINE, Layout
+from vbpipe.plan import Layout
 from vbpipe.recipe.model import Gate as GateRule
 from vbpipe.recipe.model import Recipe, Target
 from vbpipe_stages.benchmark import WORK
