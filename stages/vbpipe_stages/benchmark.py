@@ -34,7 +34,7 @@ class Benchmark(Spec):
     """Measurements belong to the machine that took them: its identity is part of the key."""
 
     name: ClassVar[str] = "benchmark"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     scope: ClassVar[Literal["chain", "each", "target"]] = "target"
     after: ClassVar[tuple[str, ...]] = ("build", "evaluate")
     in_recipe: ClassVar[bool] = True

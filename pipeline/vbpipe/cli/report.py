@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from vbpipe.errors import UsageError
-from vbpipe.report import as_junit, as_markdown, read_report
+from vbpipe.report import as_junit, as_markdown, figures, read_report
 
-FORMATS = ("table", "markdown", "junit", "json")
+FORMATS = ("table", "figures", "markdown", "junit", "json")
 
 
 def render_report(path: Path, form: str, out: Path | None) -> None:
@@ -17,12 +19,10 @@ def render_report(path: Path, form: str, out: Path | None) -> None:
     report = read_report(path)
     if form not in FORMATS:
         raise UsageError(f"there is no form {form!r}.", where="--format", hint=f"Use one of {', '.join(FORMATS)}.")
-    if form == "table":
-        from vbpipe.cli.build import print_report
-
+    if form in ("table", "figures"):
         if out is not None:
             raise UsageError("the table is for terminals.", where="--out", hint="Use --format markdown.")
-        print_report(report)
+        _print(report, form)
         return
     text = {"markdown": as_markdown, "junit": as_junit}.get(form, lambda r: json.dumps(r, indent=1) + "\n")(report)
     if out is None:
@@ -32,3 +32,15 @@ def render_report(path: Path, form: str, out: Path | None) -> None:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"it can't be written: {error.strerror}.", where=str(out)) from error
+
+
+def _print(report: Mapping[str, Any], form: str) -> None:
+    from vbpipe.cli.build import print_report
+    from vbpipe.cli.terminal import print_grid, stdout
+
+    if form == "table":
+        print_report(report)
+        return
+    for target in report["targets"]:
+        for table in figures(report, target):
+            print_grid(stdout(), table)

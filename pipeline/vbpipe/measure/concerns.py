@@ -90,9 +90,11 @@ def _threads(measurement: Measurement) -> Iterator[Concern]:
                 "unequal_threads",
                 f"{name} used {fmean(used):.1f} cores where {allowed} were allowed: not a fair ratio.",
             )
-    masks = {worker.affinity for group in measurement.groups for worker in group.workers}
-    if len(masks) > 1:
-        yield Concern("unequal_affinity", f"workers could use different cores: {sorted(masks)}.")
+    for group in measurement.groups:
+        masks = sorted({worker.affinity for worker in group.workers})
+        if len(masks) > 1:
+            yield Concern("unequal_affinity", f"workers of one group could use different cores: {masks}.")
+            return
 
 
 def _host(measurement: Measurement) -> Iterator[Concern]:

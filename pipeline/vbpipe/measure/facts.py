@@ -118,19 +118,48 @@ def throttled_periods() -> int | None:
 
 
 def cpu_ticks() -> CpuTicks:
-    """Read the host's processor time (/proc/stat: user nice system idle iowait irq softirq steal)."""
-    fields = [int(field) for field in _read(Path("/proc/stat")).split("\n", 1)[0].split()[1:9]]
-    if len(fields) < 8:
-        return CpuTicks(0, 0, 0)
-    user, nice, system, idle, iowait, irq, softirq, steal = fields
-    busy = user + nice + system + irq + softirq
-    return CpuTicks(busy + idle + iowait + steal, busy, steal)
+    """Read the host's processor time."""
+    return _stat().get("cpu", CpuTicks(0, 0, 0))
+
+
+def core_ticks() -> dict[int, CpuTicks]:
+    """Read the processor time of every core; empty where the system does not tell."""
+    return {int(name[3:]): ticks for name, ticks in _stat().items() if name[3:].isdigit()}
+
+
+def sibling_rank(core: int) -> int:
+    """Return 0 for the first logical processor of its physical core, 1 for the next one, and 0 where unknown."""
+    shared = _read(Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"))
+    return sum(other < core for other in _core_list(shared))
 
 
 def process_ticks(pid: int) -> int:
     """Return the processor time of a process, all its threads included, in clock ticks; 0 for one that is gone."""
     fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12]) if len(fields) > 12 else 0
+
+
+def _stat() -> dict[str, CpuTicks]:
+    """Read /proc/stat: "cpu" and "cpuN" to user nice system idle iowait irq softirq steal, in that order."""
+    found: dict[str, CpuTicks] = {}
+    for line in _read(Path("/proc/stat")).splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and len(fields) >= 8:
+            user, nice, system, idle, iowait, irq, softirq, steal = (int(field) for field in fields[:8])
+            busy = user + nice + system + irq + softirq
+            found[name] = CpuTicks(busy + idle + iowait + steal, busy, steal)
+    return found
+
+
+def _core_list(text: str) -> list[int]:
+    """Return the cores of a kernel list ("0-2,8"); empty for anything else."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or not (last or first).isdigit():
+            return []
+        found += range(int(first), int(last or first) + 1)
+    return found
 
 
 def _cpuinfo() -> dict[str, str]:

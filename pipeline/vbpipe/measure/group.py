@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from vbpipe.measure import facts, messages, planning
+from vbpipe.measure import facts, messages, placement, planning
 from vbpipe.measure.process import Ask, Failure, Worker, close_all, exchange
 from vbpipe.measure.record import Candidate, Group, Outcome, Scenario, ScenarioRun, Settings, WorkerRun
 
@@ -51,8 +51,10 @@ def run_group(
         allowed_s = _allowed_s(bench, before, start_s)
         bench.progress(_share_done(bench, index), f"group {index + 1}: warming up")
         warmed = _warm(bench, crew, allowed_s, chance)
+        _pin(bench, crew, chance)
         warm_s = time.monotonic() - begin - start_s
-        plan = planning.plan_blocks(_call_s(warmed), allowed_s - warm_s, start_s + warm_s, settings)
+        scatter = planning.scatter(before)
+        plan = planning.plan_blocks(_call_s(warmed), allowed_s - warm_s, start_s + warm_s, scatter, settings)
         blocks = _time_blocks(bench, crew, plan, chance, index)
         finished = crew.ask({name: messages.Finish() for name in crew.live}, messages.Finished, _START_SLOTS, settings)
         work_s = time.monotonic() - begin - start_s
@@ -91,7 +93,7 @@ def opening(
         cpus=settings.cpus,
         memory_limit_mib=settings.memory_limit_mib,
         min_cosine=candidate.min_cosine,
-        delay_us=candidate.delay_us,
+        slowdown=candidate.slowdown,
         loads=tuple(messages.Load(one.name, one.inputs, right.get(one.name)) for one in scenarios),
     )
 
@@ -191,6 +193,16 @@ def _warm(bench: Bench, crew: _Crew, allowed_s: float, chance: random.Random) ->
     return {pair: answer for pair, answer in warmed.items() if pair[0] in crew.live}
 
 
+def _pin(bench: Bench, crew: _Crew, chance: random.Random) -> None:
+    """Move the workers to cores that they share. Starting and warming up, two at a time, had all that are allowed."""
+    settings = bench.settings
+    allowed = settings.cpus or facts.affinity()
+    if not settings.pin or len(allowed) <= settings.threads:
+        return
+    cores = placement.choose_cores(allowed, settings.threads, chance)
+    crew.ask(dict.fromkeys(crew.live, messages.Pin(tuple(sorted(cores)))), messages.Pinned, _START_SLOTS, settings)
+
+
 def _call_s(warmed: Mapping[planning.Pair, messages.Warmed]) -> dict[planning.Pair, float]:
     """Estimate the time of a call from the later half of the warm-up."""
     return {pair: median(answer.ns[len(answer.ns) // 2 :]) / 1e9 for pair, answer in warmed.items()}
@@ -230,7 +242,7 @@ def _time_block(
     pair: planning.Pair,
 ) -> None:
     name, scenario = pair
-    request = messages.Time(scenario, plan.calls[pair], settings.settle_s)
+    request = messages.Time(scenario, plan.lead[pair], plan.calls[pair], planning.settle_s(settings))
     answers = crew.ask({name: request}, messages.Timed, 1, settings, 10 * settings.block_s)
     ns[pair].extend(answers.values())
 

@@ -32,7 +32,7 @@ class Open:
     cpus: tuple[int, ...] | None
     memory_limit_mib: int | None
     min_cosine: float | None
-    delay_us: float
+    slowdown: float
     loads: tuple[Load, ...]
     do: Literal["open"] = "open"
 
@@ -49,10 +49,19 @@ class Warm:
 
 
 @dataclass(frozen=True)
+class Pin:
+    """Move every thread to these cores. Answer: Pinned."""
+
+    cpus: tuple[int, ...]
+    do: Literal["pin"] = "pin"
+
+
+@dataclass(frozen=True)
 class Time:
-    """Time one block. Answer: Timed."""
+    """Time one block of `calls`, after `lead` calls that are not timed. Answer: Timed."""
 
     scenario: str
+    lead: int
     calls: int
     settle_s: float
     do: Literal["time"] = "time"
@@ -84,6 +93,11 @@ class Warmed:
     ns: tuple[int, ...]
     stable: bool | None
     said: Literal["warmed"] = "warmed"
+
+
+@dataclass(frozen=True)
+class Pinned:
+    said: Literal["pinned"] = "pinned"
 
 
 @dataclass(frozen=True)
@@ -119,8 +133,8 @@ class Wrong:
     said: Literal["wrong"] = "wrong"
 
 
-Request = Open | Warm | Time | Finish
-Reply = Progress | Opened | Warmed | Timed | Finished | Raised | Wrong
+Request = Open | Warm | Pin | Time | Finish
+Reply = Progress | Opened | Warmed | Pinned | Timed | Finished | Raised | Wrong
 
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)

@@ -15,7 +15,7 @@ from vbpipe.measure.group import opening
 from vbpipe.measure.process import Ask, Failure, Worker, close_all, exchange
 from vbpipe.measure.protocol import measure
 from vbpipe.measure.record import Candidate, Scenario, Settings
-from vbpipe.measure.statistics import Verdict, latency, noise_floor, ratio, verdict
+from vbpipe.measure.statistics import Verdict, noise_floor, ratio, verdict
 
 NAIVE_CALLS = 20
 NAIVE_THRESHOLD = 0.02
@@ -73,32 +73,21 @@ class NoiseSummary:
     seconds: float
 
 
-def call_ms(candidate: Candidate, scenario: Scenario, settings: Settings) -> float:
-    """Return the engine's median call, from two small groups; raises VbpipeError when it can't be timed."""
-    quick = replace(settings, min_groups=2, max_groups=2, budget_s=10.0, control=False)
-    found = measure([candidate], [scenario], quick, baseline=candidate.name)
-    typical = latency(found, candidate.name, scenario.name)
-    if typical is None:
-        outcome = found.outcome(candidate.name)
-        raise VbpipeError(f"the engine can't be timed: {outcome.status}: {outcome.message}", where=candidate.name)
-    return typical.p50_ms
-
-
-def run_trial(candidate: Candidate, scenario: Scenario, settings: Settings, delay: float, typical_ms: float) -> Trial:
-    """Measure an engine against its copy, `delay` (0.05 is 5 %) slower; `typical_ms` is its median call."""
+def run_trial(candidate: Candidate, scenario: Scenario, settings: Settings, delay: float) -> Trial:
+    """Measure an engine against its copy, `delay` (0.05 is 5 %) slower; raises VbpipeError when it can't be timed."""
     begin = time.monotonic()
     base = replace(candidate, name="base")
-    copy = replace(candidate, name="copy", delay_us=delay * typical_ms * 1000)
+    copy = replace(candidate, name="copy", slowdown=delay)
     found = measure([base, copy], [scenario], settings, baseline="base")
     seconds = time.monotonic() - begin
+    for outcome in found.outcomes:
+        if outcome.status != "measured":
+            raise VbpipeError(f"the engine can't be timed: {outcome.status}: {outcome.message}", where=candidate.name)
     got = ratio(found, "copy", "base", scenario.name)
     floor = noise_floor(found, scenario.name)
-    now = latency(found, "base", scenario.name)
-    assert now is not None, "the base was measured"
     return Trial(
         delay=delay,
-        # The delay is a fixed time, so its share follows the speed that the machine had in this trial.
-        truth=1 / (1 + copy.delay_us / 1000 / now.p50_ms),
+        truth=1 / (1 + delay),
         value=got.value,
         low=got.low,
         high=got.high,
@@ -140,11 +129,10 @@ def run_trials(
     each: Callable[[Trial], None] = lambda _trial: None,
 ) -> tuple[NoiseSummary, ...]:
     """Run `count` trials of every delay, delays in turn so that drift meets all alike; `each` is called after each."""
-    typical_ms = call_ms(candidate, scenario, settings)
     trials: dict[float, list[Trial]] = {delay: [] for delay in delays}
     for index in range(count):
         for delay in delays:
-            trial = run_trial(candidate, scenario, replace(settings, seed=index), delay, typical_ms)
+            trial = run_trial(candidate, scenario, replace(settings, seed=index), delay)
             trials[delay].append(trial)
             each(trial)
     return tuple(summarize(of_one) for of_one in trials.values())
@@ -171,7 +159,7 @@ def _naive_ms(candidate: Candidate, scenario: Scenario, settings: Settings) -> f
         worker = Worker(Path(folder) / "log", settings.threads)
         try:
             _answer(worker, opening(candidate, (scenario,), {}, settings), settings)
-            timed = _answer(worker, messages.Time(scenario.name, NAIVE_CALLS, 0.0), settings)
+            timed = _answer(worker, messages.Time(scenario.name, 1, NAIVE_CALLS, 0.0), settings)
         finally:
             close_all([worker], at_once=False)
     assert isinstance(timed, messages.Timed)

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median, stdev
 
-from vbpipe.measure.record import Settings
+from vbpipe.measure.record import Group, Settings
+from vbpipe.measure.statistics import round_ratios
 
 Pair = tuple[str, str]
 """A candidate and a scenario, by name."""
 
 _MAX_CALLS = 200  # bounds the raw values of calls that take microseconds
-_MAX_ROUNDS = 20
-_GOOD_ROUNDS = 4  # below this the median over rounds is one spike away from wrong
-_EXCHANGE_S = 0.003  # two messages and two process switches
+_LEAST_CALLS = 2  # timed, of slow candidates: each block costs them an untimed one
+_MAX_ROUNDS = 80
+_GOOD_ROUNDS = 8  # below this the midmean has fewer than four values
+_BETWEEN = 0.007  # scatter of log-ratios from one pair of processes to the next, seen on shared machines
+_UNKNOWN_SCATTER = 0.05
+_EXCHANGE_S = 0.001  # two messages and two process switches
 _WARMUP_SHARE = 0.25  # no more: where time is short, every block still begins with an untimed call
 
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """An even number of rounds (an order, then its reverse) and the timed calls of each pair's blocks."""
+    """An even number of rounds (an order, then its reverse), and the untimed and timed calls of each pair's blocks."""
 
     rounds: int
+    lead: Mapping[Pair, int]
     calls: Mapping[Pair, int]
 
 
@@ -42,32 +48,64 @@ def warmup_limit_s(allowed_s: float, pairs: int, slots: int, settings: Settings)
     return min(settings.warmup_max_s, _WARMUP_SHARE * allowed_s * slots / max(1, pairs))
 
 
-def plan_blocks(call_s: Mapping[Pair, float], allowed_s: float, start_s: float, settings: Settings) -> BlockPlan:
+def scatter(before: Sequence[Group]) -> float:
+    """Return the typical standard deviation of the log-ratios of rounds within a group; a guess without any group."""
+    found: list[float] = []
+    for group in before:
+        first, *others = group.workers or (None,)
+        for other in others if first else ():
+            for scenario, run in other.runs.items():
+                ratios = round_ratios(run.blocks_ns, first.runs[scenario].blocks_ns)
+                found += [stdev(ratios)] if len(ratios) > 1 else []
+    return median(found) if found else _UNKNOWN_SCATTER
+
+
+def settle_s(settings: Settings) -> float:
+    """Return the silence before a block: a single thread leaves nothing behind that spins."""
+    return settings.settle_s if settings.threads > 1 else 0.0
+
+
+def plan_blocks(
+    call_s: Mapping[Pair, float], allowed_s: float, start_s: float, scatter: float, settings: Settings
+) -> BlockPlan:
     """Choose rounds and calls for a group.
 
-    Blocks take as long as the starts and warm-ups did (`start_s`): with within-group and between-group noise of like
-    size, that is near the optimum of the two-stage design, n = sqrt(cost between / cost within * var within / var
-    between) (Cochran, Sampling Techniques, 10.6). Where that is not affordable, blocks get shorter first, then fewer.
+    The rounds worth taking are those of the two-stage design, n = sqrt(cost of a group / cost of a round) * scatter
+    within a group / scatter between groups (Cochran, Sampling Techniques, 10.6). Where they are not affordable, blocks
+    get shorter first, then fewer.
+
+    Args:
+        call_s: seconds of a call.
+        allowed_s: for all blocks.
+        start_s: what starting and warming up took.
+        scatter: standard deviation of the log-ratios of rounds within a group.
+        settings: the aims.
     """
     if not call_s:
-        return BlockPlan(0, {})
-    block_s = settings.block_s
-    calls = _calls(call_s, block_s)
-    while _round_s(call_s, calls, settings) * _GOOD_ROUNDS > allowed_s and max(calls.values()) > 1:
-        block_s /= 1.5
-        calls = _calls(call_s, block_s)
-    one_round_s = _round_s(call_s, calls, settings)
-    wanted = max(_GOOD_ROUNDS, math.ceil(start_s / one_round_s))
+        return BlockPlan(0, {}, {})
+    block_s, least = settings.block_s, _LEAST_CALLS
+    calls = _calls(call_s, block_s, least)
+    while _round_s(call_s, calls, block_s, settings) * _GOOD_ROUNDS > allowed_s and max(calls.values()) > 1:
+        block_s, least = block_s / 1.5, 1
+        calls = _calls(call_s, block_s, least)
+    one_round_s = _round_s(call_s, calls, block_s, settings)
+    wanted = max(_GOOD_ROUNDS, math.ceil(math.sqrt(start_s / one_round_s) * scatter / _BETWEEN))
     affordable = math.floor(allowed_s / one_round_s)
     rounds = max(2, min(wanted, affordable, _MAX_ROUNDS))
-    return BlockPlan(rounds - rounds % 2, calls)
+    return BlockPlan(rounds - rounds % 2, _lead(call_s, block_s, settings), calls)
 
 
-def _calls(call_s: Mapping[Pair, float], block_s: float) -> dict[Pair, int]:
-    return {pair: max(1, min(_MAX_CALLS, round(block_s / max(each_s, 1e-9)))) for pair, each_s in call_s.items()}
+def _calls(call_s: Mapping[Pair, float], block_s: float, least: int) -> dict[Pair, int]:
+    return {pair: max(least, min(_MAX_CALLS, round(block_s / max(each_s, 1e-9)))) for pair, each_s in call_s.items()}
 
 
-def _round_s(call_s: Mapping[Pair, float], calls: Mapping[Pair, int], settings: Settings) -> float:
-    """Return the time of one block of every pair: an untimed call, the timed ones, silence and messages."""
-    quiet_s = settings.settle_s + _EXCHANGE_S
-    return sum((calls[pair] + 1) * each_s + quiet_s for pair, each_s in call_s.items())
+def _lead(call_s: Mapping[Pair, float], block_s: float, settings: Settings) -> dict[Pair, int]:
+    """Return the untimed calls before a block; where time is so short that blocks shrink, they shrink with them."""
+    lead_s = settings.lead_s * min(1.0, block_s / settings.block_s)
+    return {pair: max(1, min(_MAX_CALLS, math.ceil(lead_s / max(each_s, 1e-9)))) for pair, each_s in call_s.items()}
+
+
+def _round_s(call_s: Mapping[Pair, float], calls: Mapping[Pair, int], block_s: float, settings: Settings) -> float:
+    """Return the time of one block of every pair: the untimed calls, the timed ones, silence and messages."""
+    quiet_s, lead = settle_s(settings) + _EXCHANGE_S, _lead(call_s, block_s, settings)
+    return sum((calls[pair] + lead[pair]) * each_s + quiet_s for pair, each_s in call_s.items())

@@ -13,7 +13,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from vbpipe.errors import UsageError, VbpipeError
 from vbpipe.measure.facts import HostFacts
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON form; raise it when a reader of the old form would misread the new one."""
 
 CONTROL_SUFFIX = "#aa"
@@ -26,8 +26,8 @@ Status = Literal["measured", "crashed", "hung", "failed", "wrong"]
 class Candidate:
     """One thing to time: an artifact and the backend that opens it.
 
-    `min_cosine`, where given, is the least cosine similarity to the expected outputs, per floating output. `delay_us`
-    is added to every call by a busy wait inside it: a slowed copy of known size, to try the measuring itself.
+    `min_cosine`, where given, is the least cosine similarity to the expected outputs, per floating output. `slowdown`
+    makes every call longer by this share of itself, in a busy wait: a slowed copy of known size, to try the measuring.
     `expected` is its own right outputs, scenario to safetensors file, in place of those that all candidates share.
     """
 
@@ -38,7 +38,7 @@ class Candidate:
     path: Path
     root: Path | None = None
     min_cosine: float | None = None
-    delay_us: float = 0.0
+    slowdown: float = 0.0
     expected: Mapping[str, Path] | None = None
 
 
@@ -63,10 +63,12 @@ class Settings:
         seed: of every random order.
         warmup_min_calls, warmup_min_s: the least warm-up of a worker per scenario, where the budget allows it.
         warmup_max_s: a warm-up that has not settled by then is cut and flagged.
-        block_s: aim for the timed part of a block; a slow candidate still gets one call.
-        settle_s: silence before a block, for the threads of the worker before it to go to sleep.
+        block_s: aim for the timed part of a block; a slow candidate still gets one or two calls.
+        lead_s: untimed calls before a block, at least one: a worker that takes over is slow for milliseconds.
+        settle_s: silence before a block of several threads, for those of the worker before it to stop spinning.
         start_timeout_s, call_timeout_s: a worker that takes longer to open, or to answer a call, is hung.
-        cpus: the cores for all workers; None leaves the affinity as it is.
+        cpus: the cores that workers may use; None stands for those that this process may use.
+        pin: have all workers of a group share `threads` of these cores while they are timed; see `placement`.
         memory_limit_mib: address space of a worker; None sets no limit.
         control: measure the baseline twice, to learn how much of a difference is noise.
     """
@@ -81,11 +83,13 @@ class Settings:
     warmup_min_calls: int = 20
     warmup_min_s: float = 0.5
     warmup_max_s: float = 10.0
-    block_s: float = 0.05
+    block_s: float = 0.015
+    lead_s: float = 0.015
     settle_s: float = 0.003
     start_timeout_s: float = 120.0
     call_timeout_s: float = 30.0
     cpus: tuple[int, ...] | None = None
+    pin: bool = True
     memory_limit_mib: int | None = None
     control: bool = True
 
@@ -124,7 +128,7 @@ class WorkerRun:
         peak_rss_mib: largest resident memory, the interpreter and its libraries included.
         preempted: involuntary context switches in all.
         major_faults: page faults that went to a disk in all.
-        affinity: the cores that it could use at its end.
+        affinity: the cores that it could use while it was timed.
         runs: scenario name to times.
     """
 

@@ -89,7 +89,7 @@ def ratio(measurement: Measurement, candidate: str, over: str, scenario: str, *,
 
 
 def group_values(measurement: Measurement, candidate: str, over: str, scenario: str) -> tuple[float, ...]:
-    """Return one log-ratio per group: the median over rounds of log(median of `over` / median of `candidate`)."""
+    """Return one log-ratio per group: see `log_ratio`."""
     for name in (candidate, over):
         outcome = measurement.outcome(name)
         if outcome.status != "measured":
@@ -111,8 +111,22 @@ def group_value(group: Group, candidate: str, over: str, scenario: str) -> float
 
 
 def log_ratio(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
-    """Return the median over rounds of log(median theirs / median ours); blocks of a round are neighbours in time."""
-    return median(math.log(median(b) / median(a)) for a, b in zip(ours, theirs, strict=True))
+    """Return the midmean over rounds of log(median theirs / median ours); blocks of a round are neighbours in time."""
+    return midmean(round_ratios(ours, theirs))
+
+
+def round_ratios(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> list[float]:
+    """Return log(median theirs / median ours) for each round."""
+    return [math.log(median(b) / median(a)) for a, b in zip(ours, theirs, strict=True)]
+
+
+def midmean(values: Sequence[float]) -> float:
+    """Return the mean of the middle half: a quarter of the rounds may be disturbed, and the rest still count fully.
+
+    Under normal noise its standard error is a seventh smaller than the median's (Tukey, Exploratory Data Analysis).
+    """
+    cut = len(values) // 4
+    return fmean(sorted(values)[cut : len(values) - cut])
 
 
 def interval(values: Sequence[float], level: float = _LEVEL) -> tuple[float, float]:

@@ -119,7 +119,7 @@ def _serve(opening: messages.Open, requests: BinaryIO, replies: BinaryIO) -> Non
     _limit(opening)
     begin = time.perf_counter()
     with _engine(opening) as opened:
-        run = _delayed(opened, opening.delay_us) if opening.delay_us else opened
+        run = _slowed(opened, opening.slowdown) if opening.slowdown else opened
         load_s = time.perf_counter() - begin
         _say(replies, messages.Progress())
         trials, first_call_ms = dict[str, Trial](), dict[str, float]()
@@ -145,10 +145,14 @@ def _engine(opening: messages.Open) -> AbstractContextManager[Run]:
     return make(**opening.options).open(opening.kind, opening.path, opening.threads, opening.root)
 
 
-def _delayed(run: Run, delay_us: float) -> Run:
+def _slowed(run: Run, share: float) -> Run:
+    """Make every call longer by a share of itself, so that the true ratio is known however the machine's speed moves."""
+
     def slower(inputs: Arrays) -> dict[str, np.ndarray[Any, Any]]:
+        begin = time.perf_counter_ns()
         outputs = run(inputs)
-        end = time.perf_counter_ns() + int(delay_us * 1000)
+        now = time.perf_counter_ns()
+        end = now + int(share * (now - begin))
         while time.perf_counter_ns() < end:
             pass
         return outputs
@@ -157,7 +161,7 @@ def _delayed(run: Run, delay_us: float) -> Run:
 
 
 def _limit(opening: messages.Open) -> None:
-    """Set cores and memory before the backend starts threads, which inherit both."""
+    """Set cores and memory before the backend starts threads, which inherit the cores."""
     if opening.cpus is not None:
         os.sched_setaffinity(0, opening.cpus)
     if opening.memory_limit_mib is not None:
@@ -181,10 +185,13 @@ def _obey(
         request = messages.REQUEST.validate_json(line)
         if isinstance(request, messages.Warm):
             _say(replies, warm_up(run, trials[request.scenario].feeds, request))
+        elif isinstance(request, messages.Pin):
+            _pin(request.cpus)
+            _say(replies, messages.Pinned())
         elif isinstance(request, messages.Time):
             feeds = trials[request.scenario].feeds
             time.sleep(request.settle_s)
-            run(feeds[-1])  # untimed: the workers before this one have taken its cache lines
+            time_calls(run, feeds, request.lead)  # caches, clock and vector units come back over milliseconds
             timing = time_calls(run, feeds, request.calls)
             newest[request.scenario] = timing.outputs
             _say(replies, messages.Timed(timing.ns, timing.cpu_ns))
@@ -192,6 +199,15 @@ def _obey(
             found = {name: fault(outputs, trials[name].expected, min_cosine) for name, outputs in newest.items()}
             wrong = [f"scenario {name!r}, after timing: {what}" for name, what in found.items() if what]
             _say(replies, messages.Wrong(wrong[0]) if wrong else _finished(run, trials))
+
+
+def _pin(cpus: Sequence[int]) -> None:
+    """Move all threads, those of the backend's pools too; threads that start later inherit it."""
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            os.sched_setaffinity(int(thread.name), cpus)
+        except ProcessLookupError:  # a thread that has just ended
+            continue
 
 
 def _finished(run: Run, trials: Mapping[str, Trial]) -> messages.Finished:

@@ -1,6 +1,7 @@
 """What a build found, as one JSON document, and the forms people read it in."""
 
 from vbpipe.report.document import FORMAT, exit_code, make_report, read_report
+from vbpipe.report.figures import figures
 from vbpipe.report.junit import as_junit
 from vbpipe.report.markdown import as_markdown
 from vbpipe.report.table import Cell, Grid, conclusions, grid
@@ -13,6 +14,7 @@ __all__ = [
     "as_markdown",
     "conclusions",
     "exit_code",
+    "figures",
     "grid",
     "make_report",
     "read_report",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vbpipe.report.table import conclusions, grid
+from vbpipe.report.figures import figures
+from vbpipe.report.table import Grid, conclusions, grid
 
 LIMIT_BYTES = 60_000
 """Below GitHub's 65,536 characters for a comment."""
@@ -16,14 +17,11 @@ def as_markdown(report: Mapping[str, Any]) -> str:
     lines = [f"## vbpipe: {_escape(report['recipe']['name'])}", ""]
     for target in report["targets"]:
         table = grid(report, target)
-        if table is not None:
-            lines += [f"### {_escape(table.title)}", ""]
-            lines.append("| " + " | ".join(_escape(c) for c in table.columns) + " |")
-            lines.append("|" + " --- |" * len(table.columns))
-            lines += ["| " + " | ".join(_escape(cell.text) for cell in row) + " |" for row in table.rows]
-            lines.append("")
+        lines += _table(table) if table is not None else []
         lines += [f"- {_escape(sentence.text.strip())}" for sentence in conclusions(report, target)]
         lines.append("")
+        for table in figures(report, target):
+            lines += _table(table)
     failed = [step for step in report["steps"] if step["status"] == "failed"]
     if failed:
         lines += ["### Failed steps", ""]
@@ -32,6 +30,14 @@ def as_markdown(report: Mapping[str, Any]) -> str:
     if len(text.encode()) <= LIMIT_BYTES:
         return text
     return text.encode()[:LIMIT_BYTES].decode(errors="ignore") + "\n\ntruncated; report.json has everything.\n"
+
+
+def _table(table: Grid) -> list[str]:
+    lines = [f"### {_escape(table.title)}", ""]
+    lines.append("| " + " | ".join(_escape(c) for c in table.columns) + " |")
+    lines.append("|" + " --- |" * len(table.columns))
+    lines += ["| " + " | ".join(_escape(cell.text) for cell in row) + " |" for row in table.rows]
+    return [*lines, ""]
 
 
 def _escape(text: object) -> str:
