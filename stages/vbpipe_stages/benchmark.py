@@ -120,7 +120,7 @@ class Benchmark(Spec):
             for row, artifact in inputs.items()
         ]
         found = measure.measure(candidates, scenarios, settings, baseline=BASELINE, progress=site.progress)
-        (out / "measurement.json").write_text(found.to_json(), encoding="utf-8")
+        found.save(out)
         return {
             "groups": len(found.groups),
             "problems": [str(problem) for problem in found.problems],

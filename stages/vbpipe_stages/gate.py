@@ -59,7 +59,7 @@ class Gate(Spec):
         return {"vbpipe": metadata.version("vbpipe")}
 
     def run(self, inputs: Inputs, out: Path, site: Site) -> Meta:
-        measurement = Measurement.from_json((inputs["measurement"].path / "measurement.json").read_bytes())
+        measurement = Measurement.load(inputs["measurement"].path)
         work = json.loads((inputs["measurement"].path / WORK).read_text(encoding="utf-8"))
         rows = {
             name: _row(name, inputs, measurement, work, shippable=name not in self.unshippable)

@@ -68,6 +68,11 @@ class Fake:
     def run(self, inputs):
         self.calls += 1
         late = self.calls > 6
+        if self.mode == "wakes slowly":
+            self.since = 0 if time.monotonic() - getattr(self, "last", 0) > 0.003 else self.since + 1
+            if self.since < 3:
+                time.sleep(0.004)
+            self.last = time.monotonic()
         if self.mode == "abort":
             sys.stderr.write("about to abort\\n")
             os.abort()
@@ -226,6 +231,27 @@ def test_what_a_backend_prints_never_reaches_the_protocol(tmp_path: Path, scenar
     assert times.p50_ms >= 1
 
 
+def test_calls_right_after_a_switch_are_not_timed(tmp_path: Path, scenario: Scenario) -> None:
+    """An engine that was idle is slow for milliseconds; timing that would compare the idling, not the engines."""
+    asked = [candidate(tmp_path, "base"), candidate(tmp_path, "sleepy", "wakes slowly")]
+    found = measure(asked, [scenario], replace(FAST, warmup_min_calls=15), baseline="base")
+    blocks = [b for g in found.groups for w in g.workers if w.candidate == "sleepy" for b in w.runs["n=4"].blocks_ns]
+    late = sum(ns > 4e6 for block in blocks for ns in block)
+    assert late <= 0.2 * sum(len(block) for block in blocks)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core only")
+def test_the_workers_of_a_group_share_their_cores_while_they_are_timed(tmp_path: Path, scenario: Scenario) -> None:
+    asked = [candidate(tmp_path, "base"), candidate(tmp_path, "b")]
+    pinned = measure(asked, [scenario], FAST, baseline="base")
+    for group in pinned.groups:
+        (cores,) = {worker.affinity for worker in group.workers}
+        assert len(cores) == 1
+    free = measure(asked, [scenario], replace(FAST, pin=False), baseline="base")
+    assert {w.affinity for g in free.groups for w in g.workers} == {tuple(sorted(os.sched_getaffinity(0)))}
+    assert "unequal_affinity" not in {concern.code for concern in (*pinned.problems, *free.problems)}
+
+
 def test_workers_close_their_engine_and_get_equal_thread_counts(
     tmp_path: Path, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +265,13 @@ def test_a_measurement_survives_json_unchanged(tmp_path: Path, scenario: Scenari
     asked = [candidate(tmp_path, "base"), candidate(tmp_path, "bad", "abort")]
     found = measure(asked, [scenario], FAST, baseline="base")
     assert Measurement.from_json(found.to_json()) == found
+    found.save(tmp_path)
+    assert Measurement.load(tmp_path) == found
+    packed = tmp_path / "measurement.json.gz"
+    assert packed.stat().st_size < len(found.to_json())
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(VbpipeError, match="no readable measurement"):
+        Measurement.load(tmp_path)
 
 
 def test_raw_values_hold_every_warm_up_and_block(tmp_path: Path, scenario: Scenario) -> None:

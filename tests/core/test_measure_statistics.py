@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from vbpipe.measure import Measurement, Outcome, Ratio, ScenarioRun, Settings, WorkerRun, host_facts
 from vbpipe.measure.concerns import find_concerns
 from vbpipe.measure.correctness import cosine, fault
-from vbpipe.measure.planning import allowance_s, plan_blocks, warmup_limit_s
+from vbpipe.measure.planning import allowance_s, plan_blocks, scatter, warmup_limit_s
 from vbpipe.measure.record import Group
 from vbpipe.measure.statistics import (
     group_values,
     interval,
     latency,
     log_ratio,
+    midmean,
     noise_floor,
     precise,
     ratio,
@@ -222,11 +223,31 @@ def worker(name: str, blocks: list[list[int]], stable: bool | None = True, cpus_
     return WorkerRun(name, 1.0, 0.5, 100.0, 0, 0, (0,), {"s": run})
 
 
-def test_a_ratio_is_the_mean_over_groups_of_the_median_over_rounds() -> None:
+def test_the_midmean_leaves_a_quarter_at_each_end_out() -> None:
+    assert midmean([5.0]) == 5.0
+    assert midmean([1.0, 2.0, 9.0]) == 4.0
+    assert midmean([-100.0, 1.0, 2.0, 100.0]) == 1.5
+    assert midmean([1e9, 1.0, 1.0, 1.0, 1.0, 1.0, -1e9, 1.0]) == 1.0
+
+
+def test_scatter_is_that_of_the_rounds_within_a_group() -> None:
+    found = measurement({"base": [[[100], [100]], [[100], [100]]], "cand": [[[100], [100]], [[100], [150]]]})
+    assert scatter(found.groups[:1]) == 0
+    assert scatter(found.groups[1:]) == pytest.approx(math.log(1.5) / math.sqrt(2))
+    assert scatter([]) > 0
+
+
+def test_more_rounds_are_planned_where_they_scatter_more() -> None:
+    call_s = {("a", "s"): 0.002, ("b", "s"): 0.002}
+    quiet, noisy = (plan_blocks(call_s, 1e3, 1.0, each, Settings()).rounds for each in (0.001, 0.1))
+    assert quiet < noisy
+
+
+def test_a_ratio_is_the_mean_over_groups_of_the_midmean_over_rounds() -> None:
     found = measurement(
         {
-            "base": [[[200], [400], [100]], [[300], [300], [300]]],
-            "cand": [[[100], [100], [100]], [[100], [100], [100]]],
+            "base": [[[200], [900], [200], [100]], [[300], [300], [300], [300]]],
+            "cand": [[[100], [100], [100], [100]], [[100], [100], [100], [100]]],
         }
     )
     assert group_values(found, "cand", "base", "s") == pytest.approx((math.log(2), math.log(3)))
@@ -297,19 +318,19 @@ def test_a_candidate_that_warms_up_in_its_blocks_is_named() -> None:
     ),
     allowed_s=st.floats(0, 100),
     start_s=st.floats(0, 30),
-    scatter=st.floats(0, 1),
+    noise=st.floats(0, 1),
 )
 def test_a_plan_has_even_rounds_and_at_least_a_call_and_stays_within_what_is_allowed(
-    call_s: dict[tuple[str, str], float], allowed_s: float, start_s: float, scatter: float
+    call_s: dict[tuple[str, str], float], allowed_s: float, start_s: float, noise: float
 ) -> None:
     settings = Settings()
-    plan = plan_blocks(call_s, allowed_s, start_s, scatter, settings)
+    plan = plan_blocks(call_s, allowed_s, start_s, noise, settings)
     assert plan.rounds >= 2
     assert plan.rounds % 2 == 0
     assert min(plan.calls.values()) >= 1
     assert min(plan.lead.values()) >= 1
     takes_s = plan.rounds * sum((plan.calls[pair] + plan.lead[pair]) * each for pair, each in call_s.items())
-    least_s = 2 * sum(2 * each for each in call_s.values())
+    least_s = 2 * sum((1 + plan.lead[pair]) * each for pair, each in call_s.items())
     assert takes_s <= max(allowed_s, least_s * 1.001)
 
 
@@ -324,7 +345,9 @@ def test_eight_groups_of_twelve_workers_fit_into_two_minutes() -> None:
         allowed_s = allowance_s(left_s, 8 - index, start_s)
         warm_s = warmup_limit_s(allowed_s, len(call_s), 2, settings) * len(call_s) / 2
         plan = plan_blocks(call_s, allowed_s - warm_s, start_s + warm_s, 0.1, settings)
-        left_s -= warm_s + plan.rounds * sum((plan.calls[pair] + plan.lead[pair]) * each + 0.002 for pair, each in call_s.items())
+        left_s -= warm_s + plan.rounds * sum(
+            (plan.calls[pair] + plan.lead[pair]) * each + 0.002 for pair, each in call_s.items()
+        )
         assert median(plan.calls.values()) >= 1
     assert left_s > -0.05 * settings.budget_s
 

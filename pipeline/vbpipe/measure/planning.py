@@ -16,7 +16,7 @@ Pair = tuple[str, str]
 _MAX_CALLS = 200  # bounds the raw values of calls that take microseconds
 _LEAST_CALLS = 2  # timed, of slow candidates: each block costs them an untimed one
 _MAX_ROUNDS = 80
-_GOOD_ROUNDS = 8  # below this the midmean has fewer than four values
+_GOOD_ROUNDS = 4  # below this the midmean is a mean, and one spike away from wrong
 _BETWEEN = 0.007  # scatter of log-ratios from one pair of processes to the next, seen on shared machines
 _UNKNOWN_SCATTER = 0.05
 _EXCHANGE_S = 0.001  # two messages and two process switches
@@ -52,10 +52,9 @@ def scatter(before: Sequence[Group]) -> float:
     """Return the typical standard deviation of the log-ratios of rounds within a group; a guess without any group."""
     found: list[float] = []
     for group in before:
-        first, *others = group.workers or (None,)
-        for other in others if first else ():
+        for other in group.workers[1:]:
             for scenario, run in other.runs.items():
-                ratios = round_ratios(run.blocks_ns, first.runs[scenario].blocks_ns)
+                ratios = round_ratios(run.blocks_ns, group.workers[0].runs[scenario].blocks_ns)
                 found += [stdev(ratios)] if len(ratios) > 1 else []
     return median(found) if found else _UNKNOWN_SCATTER
 
@@ -85,27 +84,28 @@ def plan_blocks(
         return BlockPlan(0, {}, {})
     block_s, least = settings.block_s, _LEAST_CALLS
     calls = _calls(call_s, block_s, least)
-    while _round_s(call_s, calls, block_s, settings) * _GOOD_ROUNDS > allowed_s and max(calls.values()) > 1:
+    while _round_s(call_s, calls, settings) * _GOOD_ROUNDS > allowed_s and max(calls.values()) > 1:
         block_s, least = block_s / 1.5, 1
         calls = _calls(call_s, block_s, least)
-    one_round_s = _round_s(call_s, calls, block_s, settings)
+    one_round_s = _round_s(call_s, calls, settings)
     wanted = max(_GOOD_ROUNDS, math.ceil(math.sqrt(start_s / one_round_s) * scatter / _BETWEEN))
     affordable = math.floor(allowed_s / one_round_s)
     rounds = max(2, min(wanted, affordable, _MAX_ROUNDS))
-    return BlockPlan(rounds - rounds % 2, _lead(call_s, block_s, settings), calls)
+    return BlockPlan(rounds - rounds % 2, _lead(call_s, settings), calls)
 
 
 def _calls(call_s: Mapping[Pair, float], block_s: float, least: int) -> dict[Pair, int]:
     return {pair: max(least, min(_MAX_CALLS, round(block_s / max(each_s, 1e-9)))) for pair, each_s in call_s.items()}
 
 
-def _lead(call_s: Mapping[Pair, float], block_s: float, settings: Settings) -> dict[Pair, int]:
-    """Return the untimed calls before a block; where time is so short that blocks shrink, they shrink with them."""
-    lead_s = settings.lead_s * min(1.0, block_s / settings.block_s)
-    return {pair: max(1, min(_MAX_CALLS, math.ceil(lead_s / max(each_s, 1e-9)))) for pair, each_s in call_s.items()}
+def _lead(call_s: Mapping[Pair, float], settings: Settings) -> dict[Pair, int]:
+    """Return the untimed calls before a block. They never shrink: without them fast candidates look slower."""
+    return {
+        pair: max(1, min(_MAX_CALLS, math.ceil(settings.lead_s / max(each_s, 1e-9)))) for pair, each_s in call_s.items()
+    }
 
 
-def _round_s(call_s: Mapping[Pair, float], calls: Mapping[Pair, int], block_s: float, settings: Settings) -> float:
+def _round_s(call_s: Mapping[Pair, float], calls: Mapping[Pair, int], settings: Settings) -> float:
     """Return the time of one block of every pair: the untimed calls, the timed ones, silence and messages."""
-    quiet_s, lead = settle_s(settings) + _EXCHANGE_S, _lead(call_s, block_s, settings)
+    quiet_s, lead = settle_s(settings) + _EXCHANGE_S, _lead(call_s, settings)
     return sum((calls[pair] + lead[pair]) * each_s + quiet_s for pair, each_s in call_s.items())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +17,9 @@ from vbpipe.measure.facts import HostFacts
 
 FORMAT = 2
 """Version of the JSON form; raise it when a reader of the old form would misread the new one."""
+
+FILE = "measurement.json.gz"
+"""What a measurement is called in a folder: raw times are long and alike."""
 
 CONTROL_SUFFIX = "#aa"
 """Ends the name of the baseline's second worker, whose ratio to the first is known to be 1."""
@@ -218,6 +223,19 @@ class Measurement:
                 return outcome
         known = ", ".join(outcome.candidate for outcome in self.outcomes)
         raise VbpipeError(f"no candidate {candidate!r} in this measurement.", hint=f"It has: {known}.")
+
+    def save(self, folder: Path) -> None:
+        """Write the measurement into a folder; equal measurements give equal bytes."""
+        (folder / FILE).write_bytes(gzip.compress(self.to_json().encode(), mtime=0))
+
+    @staticmethod
+    def load(folder: Path) -> Measurement:
+        """Read what `save` wrote; raises VbpipeError for anything else."""
+        try:
+            text = gzip.decompress((folder / FILE).read_bytes())
+        except (OSError, EOFError, zlib.error) as error:
+            raise VbpipeError(f"there is no readable measurement: {error}.", where=str(folder)) from error
+        return Measurement.from_json(text)
 
     def to_json(self) -> str:
         """Return the measurement as JSON text."""

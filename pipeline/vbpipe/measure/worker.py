@@ -146,7 +146,7 @@ def _engine(opening: messages.Open) -> AbstractContextManager[Run]:
 
 
 def _slowed(run: Run, share: float) -> Run:
-    """Make every call longer by a share of itself, so that the true ratio is known however the machine's speed moves."""
+    """Make every call longer by a share of itself, so that the true ratio is known at any speed."""
 
     def slower(inputs: Arrays) -> dict[str, np.ndarray[Any, Any]]:
         begin = time.perf_counter_ns()
