@@ -19,7 +19,7 @@ def trial(delay: float, verdict: str, low: float, high: float, naive: float = 1.
     return Trial(delay, 1 / (1 + delay), 1.0, low, high, 0.01, verdict, naive, 8, 1.0)  # type: ignore[arg-type]
 
 
-def test_a_copy_that_is_half_again_as_slow_is_found_and_the_interval_moves_with_it(tmp_path: Path) -> None:
+def test_a_copy_that_takes_twice_as_long_is_found_and_the_interval_moves_with_it(tmp_path: Path) -> None:
     settings = Settings(min_groups=4, max_groups=4, budget_s=20.0)
     probe_once = Candidate("probe", probe.BACKEND, {}, "", Path())
     found = noise.run_trial(probe_once, scenario(tmp_path), settings, 1.0)

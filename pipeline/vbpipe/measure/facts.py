@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 FLAGS = (
@@ -127,6 +128,7 @@ def core_ticks() -> dict[int, CpuTicks]:
     return {int(name[3:]): ticks for name, ticks in _stat().items() if name[3:].isdigit()}
 
 
+@cache
 def sibling_rank(core: int) -> int:
     """Return 0 for the first logical processor of its physical core, 1 for the next one, and 0 where unknown."""
     shared = _read(Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"))

@@ -18,6 +18,7 @@ from vbpipe.measure.record import Candidate, Group, Outcome, Scenario, ScenarioR
 Progress = Callable[[float | None, str], None]
 
 _START_SLOTS = 2
+_PATIENCE = 10  # times what a request should take, on top of the limit for one call
 
 ReplyType = TypeVar("ReplyType", bound=messages.Reply)
 
@@ -50,13 +51,15 @@ def run_group(
         start_s = time.monotonic() - begin
         allowed_s = _allowed_s(bench, before, start_s)
         bench.progress(_share_done(bench, index), f"group {index + 1}: warming up")
-        warmed = _warm(bench, crew, allowed_s, chance)
+        warmed = _warm(bench, crew, opened, allowed_s, chance)
         _pin(bench, crew, chance)
         warm_s = time.monotonic() - begin - start_s
-        scatter = planning.scatter(before)
-        plan = planning.plan_blocks(_call_s(warmed), allowed_s - warm_s, start_s + warm_s, scatter, settings)
-        blocks = _time_blocks(bench, crew, plan, chance, index)
-        finished = crew.ask({name: messages.Finish() for name in crew.live}, messages.Finished, _START_SLOTS, settings)
+        call_s, scatter = _call_s(warmed), planning.round_scatter(before)
+        plan = planning.plan_blocks(call_s, allowed_s - warm_s, start_s + warm_s, scatter, settings)
+        blocks = _time_blocks(bench, crew, plan, call_s, chance, index)
+        switching_s = _PATIENCE * 2 * sum(call_s.values())
+        finishing = {name: messages.Finish() for name in crew.live}
+        finished = crew.ask(finishing, messages.Finished, _START_SLOTS, settings, switching_s)
         work_s = time.monotonic() - begin - start_s
         orderly = True
     finally:
@@ -178,7 +181,9 @@ def _allowed_s(bench: Bench, before: Sequence[Group], start_s: float) -> float:
     return planning.allowance_s(bench.deadline - time.monotonic(), groups_left, overhead_s)
 
 
-def _warm(bench: Bench, crew: _Crew, allowed_s: float, chance: random.Random) -> dict[planning.Pair, messages.Warmed]:
+def _warm(
+    bench: Bench, crew: _Crew, opened: Mapping[str, messages.Opened], allowed_s: float, chance: random.Random
+) -> dict[planning.Pair, messages.Warmed]:
     """Warm all workers up, two at a time where the cores suffice for both."""
     settings = bench.settings
     cores = len(settings.cpus or facts.affinity())
@@ -188,7 +193,9 @@ def _warm(bench: Bench, crew: _Crew, allowed_s: float, chance: random.Random) ->
     for scenario in bench.scenarios:
         request = messages.Warm(scenario.name, settings.warmup_min_calls, min(settings.warmup_min_s, limit_s), limit_s)
         order = chance.sample(crew.live, len(crew.live))
-        answers = crew.ask(dict.fromkeys(order, request), messages.Warmed, slots, settings, limit_s)
+        slowest_s = max((opened[name].first_call_ms[scenario.name] / 1e3 for name in order), default=0.0)
+        extra_s = limit_s + _PATIENCE * slowest_s
+        answers = crew.ask(dict.fromkeys(order, request), messages.Warmed, slots, settings, extra_s)
         warmed.update(((name, scenario.name), answer) for name, answer in answers.items())
     return {pair: answer for pair, answer in warmed.items() if pair[0] in crew.live}
 
@@ -196,10 +203,7 @@ def _warm(bench: Bench, crew: _Crew, allowed_s: float, chance: random.Random) ->
 def _pin(bench: Bench, crew: _Crew, chance: random.Random) -> None:
     """Move the workers to cores that they share. Starting and warming up, two at a time, had all that are allowed."""
     settings = bench.settings
-    allowed = settings.cpus or facts.affinity()
-    if not settings.pin or len(allowed) <= settings.threads:
-        return
-    cores = placement.choose_cores(allowed, settings.threads, chance)
+    cores = placement.choose_cores(settings.cpus or facts.affinity(), settings.threads, chance)
     crew.ask(dict.fromkeys(crew.live, messages.Pin(tuple(sorted(cores)))), messages.Pinned, _START_SLOTS, settings)
 
 
@@ -208,7 +212,14 @@ def _call_s(warmed: Mapping[planning.Pair, messages.Warmed]) -> dict[planning.Pa
     return {pair: median(answer.ns[len(answer.ns) // 2 :]) / 1e9 for pair, answer in warmed.items()}
 
 
-def _time_blocks(bench: Bench, crew: _Crew, plan: planning.BlockPlan, chance: random.Random, index: int) -> _Blocks:
+def _time_blocks(
+    bench: Bench,
+    crew: _Crew,
+    plan: planning.BlockPlan,
+    call_s: Mapping[planning.Pair, float],
+    chance: random.Random,
+    index: int,
+) -> _Blocks:
     ns: dict[planning.Pair, list[messages.Timed]] = {pair: [] for pair in plan.calls}
     orders: dict[str, tuple[tuple[str, ...], ...]] = {}
     begin = _ticks(crew)
@@ -221,8 +232,9 @@ def _time_blocks(bench: Bench, crew: _Crew, plan: planning.BlockPlan, chance: ra
             )
             order = order[::-1] if turn % 2 else chance.sample(crew.live, len(crew.live))
             for name in order:
+                pair = (name, scenario.name)
                 if name in crew.live:
-                    _time_block(bench.settings, crew, plan, ns, (name, scenario.name))
+                    ns[pair] += _time_block(bench.settings, crew, plan, pair, plan.block_s(pair, call_s[pair]))
             taken.append(tuple(order))
         orders[scenario.name] = tuple(taken)
     load = _load_between(begin, _ticks(crew))
@@ -235,16 +247,12 @@ def _time_blocks(bench: Bench, crew: _Crew, plan: planning.BlockPlan, chance: ra
 
 
 def _time_block(
-    settings: Settings,
-    crew: _Crew,
-    plan: planning.BlockPlan,
-    ns: Mapping[planning.Pair, list[messages.Timed]],
-    pair: planning.Pair,
-) -> None:
+    settings: Settings, crew: _Crew, plan: planning.BlockPlan, pair: planning.Pair, expected_s: float
+) -> list[messages.Timed]:
+    """Time one block, which should take `expected_s`; empty when the worker failed in it."""
     name, scenario = pair
     request = messages.Time(scenario, plan.lead[pair], plan.calls[pair], planning.settle_s(settings))
-    answers = crew.ask({name: request}, messages.Timed, 1, settings, 10 * settings.block_s)
-    ns[pair].extend(answers.values())
+    return list(crew.ask({name: request}, messages.Timed, 1, settings, _PATIENCE * expected_s).values())
 
 
 def _cpus_used(blocks: Sequence[messages.Timed]) -> float:

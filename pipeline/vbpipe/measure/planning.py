@@ -31,6 +31,10 @@ class BlockPlan:
     lead: Mapping[Pair, int]
     calls: Mapping[Pair, int]
 
+    def block_s(self, pair: Pair, call_s: float) -> float:
+        """Return how long a block of `pair` takes when a call takes `call_s`."""
+        return (self.lead[pair] + self.calls[pair]) * call_s
+
 
 def allowance_s(remaining_s: float, groups_left: int, start_s: float) -> float:
     """Return the time for warm-up and blocks of a group whose workers have started, so that all groups left fit.
@@ -48,7 +52,7 @@ def warmup_limit_s(allowed_s: float, pairs: int, slots: int, settings: Settings)
     return min(settings.warmup_max_s, _WARMUP_SHARE * allowed_s * slots / max(1, pairs))
 
 
-def scatter(before: Sequence[Group]) -> float:
+def round_scatter(before: Sequence[Group]) -> float:
     """Return the typical standard deviation of the log-ratios of rounds within a group; a guess without any group."""
     found: list[float] = []
     for group in before:

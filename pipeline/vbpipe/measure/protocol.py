@@ -108,6 +108,6 @@ def _precise(groups: Sequence[Group], live: Sequence[str], baseline: str, bench:
     pairs = [(name, scenario.name) for name in live if name != baseline for scenario in bench.scenarios]
     for name, scenario in pairs if baseline in live else ():
         values = [group_value(group, name, baseline, scenario) for group in groups]
-        if not precise([value for value in values if value is not None], bench.settings.precision):
+        if not precise([value for value in values if value is not None], bench.settings):
             return False
     return True

@@ -71,9 +71,10 @@ class Settings:
         block_s: aim for the timed part of a block; a slow candidate still gets one or two calls.
         lead_s: untimed calls before a block, at least one: a worker that takes over is slow for milliseconds.
         settle_s: silence before a block of several threads, for those of the worker before it to stop spinning.
-        start_timeout_s, call_timeout_s: a worker that takes longer to open, or to answer a call, is hung.
-        cpus: the cores that workers may use; None stands for those that this process may use.
-        pin: have all workers of a group share `threads` of these cores while they are timed; see `placement`.
+        start_timeout_s, call_timeout_s: a worker that takes longer to open, or for a call, is hung. Requests for many
+            calls get more, by what a call has taken so far.
+        cpus: the cores that workers may use, `threads` of which those of a group share while they are timed (see
+            `placement`); None stands for those that this process may use.
         memory_limit_mib: address space of a worker; None sets no limit.
         control: measure the baseline twice, to learn how much of a difference is noise.
     """
@@ -94,7 +95,6 @@ class Settings:
     start_timeout_s: float = 120.0
     call_timeout_s: float = 30.0
     cpus: tuple[int, ...] | None = None
-    pin: bool = True
     memory_limit_mib: int | None = None
     control: bool = True
 

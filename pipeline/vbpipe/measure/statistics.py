@@ -14,7 +14,7 @@ from statistics import fmean, median, stdev
 from typing import Literal
 
 from vbpipe.errors import VbpipeError
-from vbpipe.measure.record import Group, Measurement
+from vbpipe.measure.record import Group, Measurement, Settings
 
 Verdict = Literal["faster", "slower", "same", "inconclusive"]
 
@@ -25,6 +25,10 @@ P99_BOUND_SAMPLES = 299
 """From here on the largest sample is above the 99th percentile with 95 % confidence: 0.99 ** 299 < 0.05."""
 
 _LEVEL = 0.95
+_LOOKING = 0.7
+"""Share of the error that an interval may spend when its width decides when to stop, which favours groups that happen
+to agree: plain t intervals then miss the truth up to 6.9 % of the time (simulated: 8 to 40 normal groups), these 5.0 %.
+"""
 _TREND_BLOCKS = 10
 
 
@@ -83,7 +87,7 @@ def ratio(measurement: Measurement, candidate: str, over: str, scenario: str, *,
     """
     values = group_values(measurement, candidate, over, scenario)
     level = 1 - (1 - _LEVEL) / comparisons
-    centre, half = interval(values, level)
+    centre, half = interval(values, spent_level(measurement.settings, level))
     low, high = (math.exp(centre - half), math.exp(centre + half)) if half < math.inf else (0.0, math.inf)
     return Ratio(candidate, over, scenario, math.exp(centre), low, high, len(values), level)
 
@@ -123,7 +127,8 @@ def round_ratios(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]])
 def midmean(values: Sequence[float]) -> float:
     """Return the mean of the middle half: a quarter of the rounds may be disturbed, and the rest still count fully.
 
-    Under normal noise its standard error is a seventh smaller than the median's (Tukey, Exploratory Data Analysis).
+    Under normal noise its standard error is an eighth smaller than the median's: their asymptotic
+    variances are 1.19 and pi / 2 times the mean's.
     """
     cut = len(values) // 4
     return fmean(sorted(values)[cut : len(values) - cut])
@@ -136,9 +141,14 @@ def interval(values: Sequence[float], level: float = _LEVEL) -> tuple[float, flo
     return fmean(values), t_quantile(0.5 + level / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
 
 
-def precise(values: Sequence[float], precision: float) -> bool:
-    """Return whether the 95 % interval of the ratio is at most +- `precision` wide."""
-    return math.expm1(min(interval(values)[1], 1.0)) <= precision
+def spent_level(settings: Settings, level: float = _LEVEL) -> float:
+    """Return the level of the t interval that holds with `level` when the number of groups may depend on its width."""
+    return 1 - (1 - level) * (_LOOKING if settings.max_groups > settings.min_groups else 1.0)
+
+
+def precise(values: Sequence[float], settings: Settings) -> bool:
+    """Return whether the 95 % interval of the ratio is at most +- `settings.precision` wide."""
+    return math.expm1(min(interval(values, spent_level(settings))[1], 1.0)) <= settings.precision
 
 
 def noise_floor(measurement: Measurement, scenario: str | None = None) -> float:

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def time_calls(run: Run, feeds: Sequence[Arrays], calls: int) -> Timing:
-    """Time `calls` calls, at least one, without garbage collection and with nothing but the clock between them."""
+    """Time `calls` calls (none: no outputs) without garbage collection and with nothing but the clock between them."""
     ns, clock = [0] * calls, time.perf_counter_ns
     order = [feeds[index % len(feeds)] for index in range(calls)]
     outputs: Arrays = {}

@@ -20,12 +20,13 @@ def as_markdown(report: Mapping[str, Any]) -> str:
         lines += _table(table) if table is not None else []
         lines += [f"- {_escape(sentence.text.strip())}" for sentence in conclusions(report, target)]
         lines.append("")
-        for table in figures(report, target):
-            lines += _table(table)
     failed = [step for step in report["steps"] if step["status"] == "failed"]
     if failed:
         lines += ["### Failed steps", ""]
         lines += [f"- {_escape(step['identities'][0])}: {_escape(step['error'])}" for step in failed]
+        lines.append("")
+    # Last, because they are what a limit may cut.
+    lines += [line for target in report["targets"] for table in figures(report, target) for line in _table(table)]
     text = "\n".join(lines).rstrip() + "\n"
     if len(text.encode()) <= LIMIT_BYTES:
         return text
