@@ -274,6 +274,14 @@ def test_workers_close_their_engine_and_get_equal_thread_counts(
     assert flag.read_text().splitlines() == ["closed 2", "closed 2"]
 
 
+def test_the_time_that_a_hung_worker_took_costs_the_others_no_groups(tmp_path: Path, scenario: Scenario) -> None:
+    settings = replace(FAST, min_groups=3, max_groups=3, budget_s=8, start_timeout_s=4.0)
+    both = [candidate(tmp_path, "base"), candidate(tmp_path, "bad", "hang in open")]
+    found = measure(both, [scenario], settings, baseline="base")
+    assert found.outcome("bad").status == "hung"
+    assert len(found.groups) == 3
+
+
 def test_a_measurement_survives_json_unchanged(tmp_path: Path, scenario: Scenario) -> None:
     asked = [candidate(tmp_path, "base"), candidate(tmp_path, "bad", "abort")]
     found = measure(asked, [scenario], FAST, baseline="base")
@@ -326,6 +334,19 @@ def test_sampling_stops_once_every_ratio_is_precise_enough(tmp_path: Path, scena
     settings = replace(FAST, min_groups=2, max_groups=30, precision=0.9)
     found = measure([candidate(tmp_path, "base"), candidate(tmp_path, "b")], [scenario], settings, baseline="base")
     assert len(found.groups) < 6
+
+
+def test_who_watches_sees_the_ratio_and_its_interval_once_two_groups_are_done(
+    tmp_path: Path, scenario: Scenario
+) -> None:
+    said: list[str] = []
+    pair = [candidate(tmp_path, "base"), candidate(tmp_path, "other", sleep_ms=2.0)]
+    three = replace(FAST, min_groups=3, max_groups=3)
+    measure(pair, [scenario], three, baseline="base", progress=lambda _share, message: said.append(message))
+    with_ratio = [message for message in said if message.startswith("other 0.")]
+    assert with_ratio
+    assert all("x +-" in message and "group 3: " in message for message in with_ratio)
+    assert not any("#aa" in message for message in said)
 
 
 def test_an_interrupt_leaves_no_worker_behind(tmp_path: Path, scenario: Scenario) -> None:

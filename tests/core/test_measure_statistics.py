@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 import numpy as np
@@ -12,27 +12,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vbpipe.measure import Measurement, Outcome, Ratio, ScenarioRun, Settings, WorkerRun, host_facts
+from vbpipe.measure import Measurement, Outcome, Ratio, ScenarioRun, Settings, Verdict, WorkerRun, host_facts
 from vbpipe.measure.concerns import find_concerns
 from vbpipe.measure.correctness import cosine, fault
 from vbpipe.measure.planning import allowance_s, plan_blocks, round_scatter, warmup_limit_s
 from vbpipe.measure.record import Group
 from vbpipe.measure.statistics import (
+    group_value,
     group_values,
     interval,
     latency,
-    log_ratio,
     midmean,
     noise_floor,
     precise,
     ratio,
-    spent_level,
     stable,
     t_quantile,
     verdict,
+    widen,
 )
 
 ROUNDS, CALLS = 4, 3
+HOST = host_facts()
 Machine = Callable[[random.Random], Callable[[float], float]]
 """A random machine: its generator to a function from time (s since the group began) to a factor on a call's time."""
 
@@ -63,35 +64,42 @@ def test_an_interval_needs_two_groups() -> None:
     assert half == pytest.approx(12.7062 * math.sqrt(0.02) / math.sqrt(2), rel=1e-4)
 
 
-@given(st.lists(st.floats(-0.5, 0.5), min_size=2, max_size=20))
-def test_swapping_the_two_sides_mirrors_the_verdict(values: list[float]) -> None:
+@given(st.lists(st.floats(-0.5, 0.5), min_size=2, max_size=20), st.floats(0, 0.1))
+def test_swapping_the_two_sides_mirrors_the_verdict(values: list[float], floor: float) -> None:
     centre, half = interval(values)
     forward = Ratio("a", "b", "s", math.exp(centre), math.exp(centre - half), math.exp(centre + half), 2, 0.95)
     back = Ratio("b", "a", "s", math.exp(-centre), math.exp(-centre - half), math.exp(-centre + half), 2, 0.95)
     mirrored = {"faster": "slower", "slower": "faster", "same": "same", "inconclusive": "inconclusive"}
-    if min(abs(abs(edge) - math.log(1.02)) for edge in (centre - half, centre + half)) > 1e-9:
-        assert verdict(back, 0.02, 0.0) == mirrored[verdict(forward, 0.02, 0.0)]
+    edges = (abs(centre - half), abs(centre + half), abs(centre))
+    close = min(abs(edge - math.log(1.02)) for edge in edges) < 1e-9 or abs(widen(forward.value, forward.low, forward.high, floor)[0] - 1) < 1e-9
+    if not close:
+        assert verdict(back, 0.02, floor) == mirrored[verdict(forward, 0.02, floor)]
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "margin", "floor", "expected"),
-    [
-        (1.03, 1.10, 0.02, 0.0, "faster"),
-        (1.03, 1.10, 0.02, 0.05, "inconclusive"),
-        (1.01, 1.10, 0.02, 0.0, "inconclusive"),
-        (0.90, 0.97, 0.02, 0.0, "slower"),
-        (0.99, 1.01, 0.02, 0.0, "same"),
-        (0.99, 1.01, 0.02, 0.2, "inconclusive"),
-        (0.90, 1.10, 0.2, 0.1, "same"),
-        (0.0, math.inf, 0.02, 0.0, "inconclusive"),
-        (1.5, 1.6, 0.02, math.inf, "inconclusive"),
-        (0.0, math.inf, 0.02, math.inf, "inconclusive"),
+    ("value", "half", "margin", "floor", "expected"),
+    [  # half widths and floors on the log scale; 0.03 and 0.04 make 0.05
+        (0.051, 0.03, 0.02, 0.04, "faster"),
+        (0.049, 0.03, 0.02, 0.04, "inconclusive"),
+        (-0.051, 0.03, 0.02, 0.04, "slower"),
+        (-0.049, 0.03, 0.02, 0.04, "inconclusive"),
+        (0.019, 0.001, 0.02, 0.001, "same"),
+        (0.021, 0.001, 0.02, 0.001, "faster"),
+        (0.015, 0.014, 0.02, 0.0, "inconclusive"),
+        (0.0, 0.01, 0.02, 0.0, "same"),
+        (0.0, 0.01, 0.02, 0.2, "inconclusive"),
+        (0.0, 0.1, 0.2, 0.1, "same"),
+        (0.5, math.inf, 0.02, 0.0, "inconclusive"),
+        (0.5, 0.01, 0.02, math.inf, "inconclusive"),
+        (0.5, math.inf, 0.02, math.inf, "inconclusive"),
     ],
 )
-def test_a_verdict_needs_the_whole_interval_beyond_margin_and_noise(
-    low: float, high: float, margin: float, floor: float, expected: str
+def test_a_verdict_needs_more_than_interval_and_noise_together_and_more_than_the_margin(
+    value: float, half: float, margin: float, floor: float, expected: str
 ) -> None:
-    assert verdict(Ratio("a", "b", "s", 1.0, low, high, 8, 0.95), margin, floor) == expected
+    low, high = (math.exp(value - half), math.exp(value + half)) if half < math.inf else (0.0, math.inf)
+    found = Ratio("a", "b", "s", math.exp(value), low, high, 8, 0.95)
+    assert verdict(found, math.expm1(margin), math.expm1(floor)) == expected
 
 
 def steady(_chance: random.Random) -> Callable[[float], float]:
@@ -124,50 +132,61 @@ def identity_of_two_kinds(chance: random.Random) -> float:
 
 def simulated_group(
     chance: random.Random,
-    effects: Sequence[float],
+    slowness: Mapping[str, float],
     machine: Machine,
     identity: Callable[[random.Random], float],
     rounds: int = ROUNDS,
-) -> list[float]:
-    """Return the log-ratio of every candidate to the first, of one simulated group in the protocol's own order.
+) -> Group:
+    """Return one group in the protocol's own order, whose workers are slower by factors that are known.
 
     Order effects: the first block of a round is 4 % slower, and the first call after another candidate 20 %.
     """
-    speed, own = machine(chance), [effect * identity(chance) for effect in effects]
-    blocks: list[list[list[int]]] = [[] for _ in effects]
-    total, done, previous = rounds * CALLS * len(effects), 0, -1
-    order: list[int] = []
+    speed, own = machine(chance), {name: factor * identity(chance) for name, factor in slowness.items()}
+    blocks: dict[str, list[list[int]]] = {name: [] for name in slowness}
+    total, done, previous = rounds * CALLS * len(slowness), 0, ""
+    order: list[str] = []
     for turn in range(rounds):
-        order = order[::-1] if turn % 2 else chance.sample(range(len(effects)), len(effects))
-        for place, index in enumerate(order):
+        order = order[::-1] if turn % 2 else chance.sample(list(slowness), len(slowness))
+        for place, name in enumerate(order):
             block = []
             for call in range(CALLS):
-                after = (1.2 if call == 0 and index != previous else 1.0) * (1.04 if place == 0 else 1.0)
+                after = (1.2 if call == 0 and name != previous else 1.0) * (1.04 if place == 0 else 1.0)
                 spike = 3.0 if chance.random() < 0.02 else 1.0
                 factor = speed(done / total) * after * spike * math.exp(chance.gauss(0, 0.02))
-                block.append(int(1e6 * own[index] * factor))
+                block.append(int(1e6 * own[name] * factor))
                 done += 1
-            blocks[index].append(block)
-            previous = index
-    return [log_ratio(block, blocks[0]) for block in blocks[1:]]
+            blocks[name].append(block)
+            previous = name
+    return group_of(blocks)
 
 
 def simulated_run(
     chance: random.Random,
-    effects: Sequence[float],
+    slowdown: float,
     machine: Machine,
     identity: Callable[[random.Random], float],
     rounds: int = ROUNDS,
-) -> list[tuple[float, float]]:
-    """Return the interval (log) of each candidate against the first, with the protocol's own rule for stopping."""
-    groups: list[list[float]] = []
+) -> Measurement:
+    """Return a measurement of "cand", slower than "base" by a share, with the protocol's own rule for stopping."""
+    slowness = {"base": 1.0, "cand": 1.0 + slowdown, "base#aa": 1.0}
+    groups: list[Group] = []
     settings = Settings(min_groups=8, max_groups=16, precision=0.01)
     while len(groups) < settings.min_groups or (
-        len(groups) < settings.max_groups and not all(precise(values, settings) for values in zip(*groups, strict=True))
+        len(groups) < settings.max_groups and not precise(values_of(groups), settings)
     ):
-        groups.append(simulated_group(chance, effects, machine, identity, rounds))
-    bounds = [interval(values, spent_level(settings)) for values in zip(*groups, strict=True)]
-    return [(centre - half, centre + half) for centre, half in bounds]
+        groups.append(simulated_group(chance, slowness, machine, identity, rounds))
+    outcomes = tuple(Outcome(name, "measured") for name in slowness)
+    return Measurement("base", "base#aa", ("s",), settings, HOST, 1.0, tuple(groups), outcomes)
+
+
+def values_of(groups: Sequence[Group]) -> list[float]:
+    found = [group_value(group, "cand", "base", "s") for group in groups]
+    return [value for value in found if value is not None]
+
+
+def judged(found: Measurement) -> tuple[Verdict, Ratio]:
+    speedup = ratio(found, "cand", "base", "s")
+    return verdict(speedup, 0.02, noise_floor(found, "s")), speedup
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, 16])
@@ -177,31 +196,30 @@ def test_equal_candidates_are_called_different_in_at_most_one_of_twenty_runs(
     machine: Machine, identity: Callable[[random.Random], float], rounds: int
 ) -> None:
     runs = 1000
-    bounds = [
-        simulated_run(random.Random(seed), (1.0, 1.0), machine, identity, rounds=rounds)[0] for seed in range(runs)
-    ]
-    false_alarms = sum(not low <= 0 <= high for low, high in bounds)
+    found = [judged(simulated_run(random.Random(seed), 0.0, machine, identity, rounds=rounds)) for seed in range(runs)]
+    missed = sum(not speedup.low <= 1 <= speedup.high for _, speedup in found)
     # 50 of 1000 are expected at 5 %; 99 % of honest procedures stay at or below 67 (binomial)
-    assert false_alarms <= 67
-    claims = sum(low > math.log(1.02) or high < -math.log(1.02) for low, high in bounds)
-    assert claims <= 10
+    assert missed <= 67
+    assert sum(verdict in ("faster", "slower") for verdict, _ in found) <= 10
 
 
-@pytest.mark.parametrize(("machine", "power"), [(steady, 0.9), (drifting, 0.9), (stepping, 0.75), (bursty, 0.35)])
-def test_a_five_percent_speed_up_is_found_in_most_runs(machine: Machine, power: float) -> None:
+@pytest.mark.parametrize(("machine", "power"), [(steady, 0.95), (drifting, 0.95), (stepping, 0.85), (bursty, 0.2)])
+def test_a_slowdown_of_five_percent_is_found_in_most_runs(machine: Machine, power: float) -> None:
     runs = 100
-    found = [simulated_run(random.Random(seed), (1.05, 1.0), machine, identity_of_normal)[0] for seed in range(runs)]
-    assert sum(low > math.log(1.02) for low, _ in found) >= power * runs
-    assert sum(low <= math.log(1.05) <= high for low, high in found) >= 0.88 * runs
+    found = [judged(simulated_run(random.Random(seed), 0.05, machine, identity_of_normal)) for seed in range(runs)]
+    assert sum(verdict == "slower" for verdict, _ in found) >= power * runs
+    assert sum(speedup.low <= 1 / 1.05 <= speedup.high for _, speedup in found) >= 0.88 * runs
 
 
 def test_many_equal_candidates_with_corrected_intervals_are_rarely_called_different() -> None:
     count, alarms, runs = 6, 0, 100
     level = 1 - 0.05 / (count - 1)
+    slowness = {str(index): 1.0 for index in range(count)}
     for seed in range(runs):
         chance = random.Random(seed)
-        groups = [simulated_group(chance, [1.0] * count, drifting, identity_of_normal) for _ in range(8)]
-        bounds = [interval(values, level) for values in zip(*groups, strict=True)]
+        groups = [simulated_group(chance, slowness, drifting, identity_of_normal) for _ in range(8)]
+        values = {name: [group_value(group, name, "0", "s") or 0.0 for group in groups] for name in slowness}
+        bounds = [interval(of_one, level) for name, of_one in values.items() if name != "0"]
         alarms += any(abs(centre) > half for centre, half in bounds)
     assert alarms <= 11  # 99 % of procedures at 5 % stay at or below
 
@@ -209,22 +227,23 @@ def test_many_equal_candidates_with_corrected_intervals_are_rarely_called_differ
 def measurement(times: dict[str, list[list[list[int]]]], control: str | None = None) -> Measurement:
     """Return a measurement with the given blocks: candidate to group to round to calls, in nanoseconds."""
     count = len(next(iter(times.values())))
-    groups = tuple(
-        Group(
-            workers=tuple(worker(name, blocks[index]) for name, blocks in times.items()),
-            orders={},
-            wall_s=1.0,
-            overhead_s=0.5,
-            load_1m=0.0,
-            steal_share=0.0,
-            throttled=0,
-            other_cpus=0.0,
-        )
-        for index in range(count)
-    )
+    groups = tuple(group_of({name: blocks[index] for name, blocks in times.items()}) for index in range(count))
     outcomes = tuple(Outcome(name, "measured") for name in times)
     base = next(iter(times))
-    return Measurement(base, control, ("s",), Settings(min_groups=2), host_facts(), 1.0, groups, outcomes)
+    return Measurement(base, control, ("s",), Settings(min_groups=2), HOST, 1.0, groups, outcomes)
+
+
+def group_of(blocks: Mapping[str, list[list[int]]]) -> Group:
+    return Group(
+        workers=tuple(worker(name, of_one) for name, of_one in blocks.items()),
+        orders={},
+        wall_s=1.0,
+        overhead_s=0.5,
+        load_1m=0.0,
+        steal_share=0.0,
+        throttled=0,
+        other_cpus=0.0,
+    )
 
 
 def worker(name: str, blocks: list[list[int]], stable: bool | None = True, cpus_used: float = 1.0) -> WorkerRun:
@@ -265,6 +284,16 @@ def test_a_ratio_is_the_mean_over_groups_of_the_midmean_over_rounds() -> None:
     assert speedup.groups == 2
     assert ratio(found, "base", "cand", "s").value == pytest.approx(1 / math.sqrt(6))
     assert speedup.half_width == pytest.approx(math.sqrt(speedup.high / speedup.low) - 1)
+
+
+def test_the_baseline_counts_by_the_mean_of_both_its_workers_but_not_against_itself() -> None:
+    times = {"base": [[[200], [200]]] * 2, "cand": [[[100], [100]]] * 2, "base#aa": [[[400], [400]]] * 2}
+    found = measurement(times, control="base#aa")
+    between = math.log(2) / 2 + math.log(4) / 2
+    assert group_values(found, "cand", "base", "s") == pytest.approx((between, between))
+    assert group_values(found, "base", "cand", "s") == pytest.approx((-between, -between))
+    assert group_values(found, "base#aa", "base", "s") == pytest.approx((-math.log(2), -math.log(2)))
+    assert group_values(found, "base", "base#aa", "s") == pytest.approx((math.log(2), math.log(2)))
 
 
 def test_more_comparisons_widen_the_interval() -> None:

@@ -25,7 +25,10 @@ ReplyType = TypeVar("ReplyType", bound=messages.Reply)
 
 @dataclass(frozen=True)
 class Bench:
-    """What stays the same over all groups. `deadline` is on the monotonic clock."""
+    """What stays the same over all groups. `deadline` is on the monotonic clock.
+
+    `standing` is what the groups so far say, for people who watch.
+    """
 
     scenarios: tuple[Scenario, ...]
     expected: Mapping[str, Path]
@@ -33,6 +36,11 @@ class Bench:
     logs: Path
     deadline: float
     progress: Progress
+    standing: str = ""
+
+    def tell(self, index: int, message: str) -> None:
+        """Report on group `index`: how far the whole is, and what is going on."""
+        self.progress(_share_done(self, index), f"{self.standing}group {index + 1}: {message}")
 
 
 def run_group(
@@ -46,11 +54,11 @@ def run_group(
     crew = _Crew({one.name: Worker(log, settings.threads) for one, log in zip(candidates, logs, strict=True)})
     orderly = False
     try:
-        bench.progress(_share_done(bench, index), f"group {index + 1}: starting {len(candidates)} workers")
+        bench.tell(index, f"starting {len(candidates)} workers")
         opened = _open(bench, crew, chance.sample(list(candidates), len(candidates)))
         start_s = time.monotonic() - begin
         allowed_s = _allowed_s(bench, before, start_s)
-        bench.progress(_share_done(bench, index), f"group {index + 1}: warming up")
+        bench.tell(index, "warming up")
         warmed = _warm(bench, crew, opened, allowed_s, chance)
         _pin(bench, crew, chance)
         warm_s = time.monotonic() - begin - start_s
@@ -171,13 +179,14 @@ def _open(bench: Bench, crew: _Crew, order: Sequence[Candidate]) -> dict[str, me
     requests: dict[str, messages.Request] = {
         one.name: opening(one, bench.scenarios, bench.expected, settings) for one in order
     }
-    extra_s = settings.start_timeout_s - settings.call_timeout_s
+    extra_s = max(0.0, settings.start_timeout_s - settings.call_timeout_s)
     return crew.ask(requests, messages.Opened, _START_SLOTS, settings, extra_s)
 
 
 def _allowed_s(bench: Bench, before: Sequence[Group], start_s: float) -> float:
     groups_left = max(1, bench.settings.min_groups - len(before))
-    overhead_s = median([group.overhead_s for group in before]) if before else 1.05 * start_s
+    # The least so far: in a group where a worker hung, starting took as long as the limit.
+    overhead_s = min(group.overhead_s for group in before) if before else 1.05 * start_s
     return planning.allowance_s(bench.deadline - time.monotonic(), groups_left, overhead_s)
 
 
@@ -227,9 +236,7 @@ def _time_blocks(
         taken: list[tuple[str, ...]] = []
         order: list[str] = []
         for turn in range(plan.rounds):
-            bench.progress(
-                _share_done(bench, index), f"group {index + 1}: {scenario.name}, round {turn + 1}/{plan.rounds}"
-            )
+            bench.tell(index, f"{scenario.name}, round {turn + 1}/{plan.rounds}")
             order = order[::-1] if turn % 2 else chance.sample(crew.live, len(crew.live))
             for name in order:
                 pair = (name, scenario.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from vbpipe.measure import facts
 from vbpipe.measure.concerns import find_concerns
 from vbpipe.measure.group import Bench, Progress, run_group
 from vbpipe.measure.record import CONTROL_SUFFIX, Candidate, Group, Measurement, Outcome, Scenario, Settings
-from vbpipe.measure.statistics import group_value, precise
+from vbpipe.measure.statistics import group_value, interval, precise, spent_level
 
 _OVERRUN = 1.1  # of the budget, rather than one group too few
 _SHRINK = 0.7  # of the shortest group so far: a later one can give up some of its blocks
@@ -54,15 +55,18 @@ def measure(
         asked.append(replace(next(one for one in candidates if one.name == baseline), name=control))
     failures: dict[str, Outcome] = {}
     groups: list[Group] = []
+    usual_s: list[float] = []  # of groups in which nothing hung and nothing failed
     host = facts.host_facts()
     with TemporaryDirectory(prefix="vbpipe-measure-") as logs:
         bench = Bench(tuple(scenarios), expected or {}, settings, Path(logs), begin + settings.budget_s, progress)
         live = asked
-        while not _done(bench, groups, [one.name for one in live], baseline):
+        while not _done(bench, groups, usual_s, [one.name for one in live], baseline):
             group, failed = run_group(bench, live, groups)
             groups.append(group)
+            usual_s += [] if failed else [group.wall_s]
             failures.update((outcome.candidate, outcome) for outcome in failed)
             live = [one for one in asked if one.name not in failures]
+            bench = replace(bench, standing=_standing(groups, [one.name for one in live], baseline, bench))
     outcomes = tuple(failures.get(one.name, Outcome(one.name, "measured")) for one in asked)
     names = tuple(scenario.name for scenario in scenarios)
     elapsed_s = time.monotonic() - begin
@@ -88,7 +92,7 @@ def _check(
         )
 
 
-def _done(bench: Bench, groups: Sequence[Group], live: Sequence[str], baseline: str) -> bool:
+def _done(bench: Bench, groups: Sequence[Group], usual_s: Sequence[float], live: Sequence[str], baseline: str) -> bool:
     """Return whether to stop: nothing left to time, precise enough, or no time for one more group."""
     settings, done = bench.settings, len(groups)
     if not live or done >= settings.max_groups:
@@ -96,7 +100,9 @@ def _done(bench: Bench, groups: Sequence[Group], live: Sequence[str], baseline: 
     if not groups:
         return False
     left_s = bench.deadline - time.monotonic()
-    shortest_s = min(group.wall_s for group in groups)
+    if not usual_s:
+        return left_s <= 0
+    shortest_s = min(usual_s)
     if done < settings.min_groups:
         missing_s = (settings.min_groups - done) * shortest_s * _SHRINK
         reachable = missing_s <= left_s + (_OVERRUN - 1) * settings.budget_s
@@ -105,9 +111,28 @@ def _done(bench: Bench, groups: Sequence[Group], live: Sequence[str], baseline: 
 
 
 def _precise(groups: Sequence[Group], live: Sequence[str], baseline: str, bench: Bench) -> bool:
+    ratios = _log_ratios(groups, live, baseline, bench)
+    return all(precise(values, bench.settings) for values in ratios.values())
+
+
+def _standing(groups: Sequence[Group], live: Sequence[str], baseline: str, bench: Bench) -> str:
+    """Return the least certain ratio to the baseline so far: the one whose interval still has to narrow."""
+    ratios = _log_ratios(groups, [name for name in live if not name.endswith(CONTROL_SUFFIX)], baseline, bench)
+    found = {pair: interval(values, spent_level(bench.settings)) for pair, values in ratios.items()}
+    if not found or len(groups) < 2:
+        return ""
+    (name, scenario), (centre, half) = max(found.items(), key=lambda item: item[1][1])
+    where = f" in {scenario}" if len(bench.scenarios) > 1 else ""
+    return f"{name} {math.exp(centre):.3f}x +-{math.expm1(min(half, 5.0)):.1%}{where}, "
+
+
+def _log_ratios(
+    groups: Sequence[Group], live: Sequence[str], baseline: str, bench: Bench
+) -> dict[tuple[str, str], list[float]]:
+    """Return (candidate, scenario) to a log-ratio to the baseline per group; empty once the baseline has failed."""
     pairs = [(name, scenario.name) for name in live if name != baseline for scenario in bench.scenarios]
-    for name, scenario in pairs if baseline in live else ():
-        values = [group_value(group, name, baseline, scenario) for group in groups]
-        if not precise([value for value in values if value is not None], bench.settings):
-            return False
-    return True
+    found = {
+        pair: [group_value(group, pair[0], baseline, pair[1]) for group in groups]
+        for pair in (pairs if baseline in live else ())
+    }
+    return {pair: [value for value in values if value is not None] for pair, values in found.items()}

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -55,6 +56,10 @@ class Timing:
     outputs: Arrays
 
 
+Timed = Callable[["Sequence[Arrays]", int], Timing]
+"""`time_calls` of one engine: the inputs to use in turn, and how many calls."""
+
+
 def main(arguments: Sequence[str]) -> None:
     """Serve until the request pipe closes."""
     request_fd, reply_fd, parent = (int(argument) for argument in arguments)
@@ -75,8 +80,11 @@ def main(arguments: Sequence[str]) -> None:
     os._exit(0)  # the engine is closed; destructors of vendor libraries at interpreter exit hang now and then
 
 
-def time_calls(run: Run, feeds: Sequence[Arrays], calls: int) -> Timing:
-    """Time `calls` calls (none: no outputs) without garbage collection and with nothing but the clock between them."""
+def time_calls(run: Run, feeds: Sequence[Arrays], calls: int, slowdown: float = 0.0) -> Timing:
+    """Time `calls` calls (none: no outputs) without garbage collection and with nothing but the clock between them.
+
+    With `slowdown`, each call is made longer by this share of itself before its time is taken.
+    """
     ns, clock = [0] * calls, time.perf_counter_ns
     order = [feeds[index % len(feeds)] for index in range(calls)]
     outputs: Arrays = {}
@@ -85,18 +93,19 @@ def time_calls(run: Run, feeds: Sequence[Arrays], calls: int) -> Timing:
     for index, feed in enumerate(order):
         begin = clock()
         outputs = run(feed)
-        ns[index] = clock() - begin
+        took = clock() - begin
+        ns[index] = took if not slowdown else _work_until(begin + int((1 + slowdown) * took)) - begin
     cpu_ns = time.process_time_ns() - cpu_begin
     gc.enable()
     return Timing(tuple(ns), cpu_ns, outputs)
 
 
-def warm_up(run: Run, feeds: Sequence[Arrays], request: messages.Warm) -> messages.Warmed:
+def warm_up(timed: Timed, feeds: Sequence[Arrays], request: messages.Warm) -> messages.Warmed:
     """Call until chunk medians stop drifting, for at least the asked calls and time, and never past the limit."""
     begin, ns, medians = time.perf_counter(), list[int](), list[float]()
     while True:
         chunk = max(1, math.ceil(_CHUNK_S * 1e9 / max(1, median(ns[-5:])))) if ns else 1
-        took = time_calls(run, feeds, min(chunk, request.min_calls)).ns
+        took = timed(feeds, min(chunk, request.min_calls)).ns
         ns.extend(took)
         medians.append(median(took))
         spent_s = time.perf_counter() - begin
@@ -118,14 +127,14 @@ def _reporter(replies: BinaryIO) -> Callable[[type[BaseException], BaseException
 def _serve(opening: messages.Open, requests: BinaryIO, replies: BinaryIO) -> None:
     _limit(opening)
     begin = time.perf_counter()
-    with _engine(opening) as opened:
-        run = _slowed(opened, opening.slowdown) if opening.slowdown else opened
+    with _engine(opening) as run:
         load_s = time.perf_counter() - begin
+        timed = partial(time_calls, run, slowdown=opening.slowdown)
         _say(replies, messages.Progress())
         trials, first_call_ms = dict[str, Trial](), dict[str, float]()
         for load in opening.loads:
             trials[load.scenario] = trial = _trial(load)
-            first = time_calls(run, trial.feeds, 1)
+            first = timed(trial.feeds, 1)
             first_call_ms[load.scenario] = first.ns[0] / 1e6
             found = fault(first.outputs, trial.expected, opening.min_cosine)
             if found:
@@ -135,7 +144,7 @@ def _serve(opening: messages.Open, requests: BinaryIO, replies: BinaryIO) -> Non
         gc.collect()
         gc.freeze()  # what loading left is never garbage: later collections need not look at it
         _say(replies, messages.Opened(load_s, first_call_ms))
-        _obey(run, trials, opening.min_cosine, requests, replies)
+        _obey(timed, trials, opening.min_cosine, requests, replies)
 
 
 def _engine(opening: messages.Open) -> AbstractContextManager[Run]:
@@ -145,19 +154,18 @@ def _engine(opening: messages.Open) -> AbstractContextManager[Run]:
     return make(**opening.options).open(opening.kind, opening.path, opening.threads, opening.root)
 
 
-def _slowed(run: Run, share: float) -> Run:
-    """Make every call longer by a share of itself, so that the true ratio is known at any speed."""
+def _work_until(end_ns: int) -> int:
+    """Keep the core busy until then and return the time.
 
-    def slower(inputs: Arrays) -> dict[str, np.ndarray[Any, Any]]:
-        begin = time.perf_counter_ns()
-        outputs = run(inputs)
-        now = time.perf_counter_ns()
-        end = now + int(share * (now - begin))
-        while time.perf_counter_ns() < end:
-            pass
-        return outputs
+    With vector instructions, as engines do: after a plain loop of as little as 0.1 ms the next call of an engine was
+    0.5 % longer, after this one 0.1 %, and the copy would be slower than it claims.
+    """
+    import numpy as np
 
-    return slower
+    small, clock = np.ones(64, np.float32), time.perf_counter_ns
+    while (now := clock()) < end_ns:
+        small.dot(small)
+    return now
 
 
 def _limit(opening: messages.Open) -> None:
@@ -178,27 +186,27 @@ def _trial(load: messages.Load) -> Trial:
 
 
 def _obey(
-    run: Run, trials: Mapping[str, Trial], min_cosine: float | None, requests: BinaryIO, replies: BinaryIO
+    timed: Timed, trials: Mapping[str, Trial], min_cosine: float | None, requests: BinaryIO, replies: BinaryIO
 ) -> None:
     newest: dict[str, Arrays] = {}
     for line in requests:
         request = messages.REQUEST.validate_json(line)
         if isinstance(request, messages.Warm):
-            _say(replies, warm_up(run, trials[request.scenario].feeds, request))
+            _say(replies, warm_up(timed, trials[request.scenario].feeds, request))
         elif isinstance(request, messages.Pin):
             _pin(request.cpus)
             _say(replies, messages.Pinned())
         elif isinstance(request, messages.Time):
             feeds = trials[request.scenario].feeds
             time.sleep(request.settle_s)
-            time_calls(run, feeds, request.lead)  # caches, clock and vector units come back over milliseconds
-            timing = time_calls(run, feeds, request.calls)
+            timed(feeds, request.lead)  # caches, clock and vector units come back over milliseconds
+            timing = timed(feeds, request.calls)
             newest[request.scenario] = timing.outputs
             _say(replies, messages.Timed(timing.ns, timing.cpu_ns))
         else:
             found = {name: fault(outputs, trials[name].expected, min_cosine) for name, outputs in newest.items()}
             wrong = [f"scenario {name!r}, after timing: {what}" for name, what in found.items() if what]
-            _say(replies, messages.Wrong(wrong[0]) if wrong else _finished(run, trials))
+            _say(replies, messages.Wrong(wrong[0]) if wrong else _finished(timed, trials))
 
 
 def _pin(cpus: Sequence[int]) -> None:
@@ -210,17 +218,17 @@ def _pin(cpus: Sequence[int]) -> None:
             continue
 
 
-def _finished(run: Run, trials: Mapping[str, Trial]) -> messages.Finished:
-    switch_ms = {name: _switch_ms(run, name, trials) for name in trials} if len(trials) > 1 else {}
+def _finished(timed: Timed, trials: Mapping[str, Trial]) -> messages.Finished:
+    switch_ms = {name: _switch_ms(timed, name, trials) for name in trials} if len(trials) > 1 else {}
     used = resource.getrusage(resource.RUSAGE_SELF)
     return messages.Finished(_peak_rss_mib(), used.ru_nivcsw, used.ru_majflt, facts.affinity(), switch_ms)
 
 
-def _switch_ms(run: Run, name: str, trials: Mapping[str, Trial]) -> float:
+def _switch_ms(timed: Timed, name: str, trials: Mapping[str, Trial]) -> float:
     """Time a scenario's first call after one of another: engines may plan again when a shape changes."""
     other = next(trial for title, trial in trials.items() if title != name)
-    run(other.feeds[0])
-    return time_calls(run, trials[name].feeds, 1).ns[0] / 1e6
+    timed(other.feeds, 1)
+    return timed(trials[name].feeds, 1).ns[0] / 1e6
 
 
 def _peak_rss_mib() -> float:
