@@ -133,6 +133,24 @@ class Backend(Protocol):
         """
 
 
+@runtime_checkable
+class Measurable(Protocol):
+    """A backend that can measure how fast its kernels are at best on this host, so that reports can show shares of it.
+
+    Reports do so for targets that leave the backend's options alone: other options may mean another processor.
+    """
+
+    def ceilings(self, threads: int) -> Mapping[str, float]:
+        """Return kind of arithmetic to its highest rate; a multiply-add is two operations.
+
+        "fp32" in GFLOP/s; names that start with "int8" ("int8_u8s8": unsigned activations times signed weights) in
+        Gop/s. Called in a fresh process, on a host where `unavailable` is None; may take some seconds.
+
+        Raises:
+            EngineError: they can't be measured here.
+        """
+
+
 @dataclass(frozen=True)
 class CacheKey:
     """Named parts, stored beside the result so that a miss can be explained. Values are short strings."""

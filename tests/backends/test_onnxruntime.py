@@ -11,9 +11,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from vbpipe import plugins
-from vbpipe.core import Artifact, Site
+from vbpipe.core import Artifact, Measurable, Site
 from vbpipe.errors import EngineError, UsageError, VbpipeError
 from vbpipe.recipe.model import Recipe, Target
+from vbpipe_stages import _product_rates
 from vbpipe_stages._interface import Interface
 from vbpipe_stages.backends.onnxruntime import OnnxRuntime
 from vbpipe_stages.build import Build
@@ -149,3 +150,15 @@ def test_build_reads_what_its_backend_reads_and_is_told_the_options() -> None:
     assert step.consumes() == {"onnx"}
     assert step.label() == "engine"
     assert Build(backend="torchscript").consumes() == {"torchscript"}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_it_measures_the_rates_of_its_products(threads: int) -> None:
+    backend = OnnxRuntime()
+    assert isinstance(backend, Measurable)
+    little = [_product_rates.Product(4, 16, 8), _product_rates.Product(2, 8, 8)]
+    rates = _product_rates.best_rates(
+        lambda path: backend._session(path, threads, optimize=True), little, seconds_each=0.0
+    )
+    assert rates.keys() == {"fp32", "int8_u8s8", "int8_s8s8"}
+    assert all(rate > 0 for rate in rates.values())

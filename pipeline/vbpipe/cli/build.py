@@ -12,7 +12,7 @@ from vbpipe.cli.deliver import PREVIOUS, deliver_bundle, write_reports
 from vbpipe.cli.progress import reporter
 from vbpipe.cli.request import RecipeRequest
 from vbpipe.cli.terminal import print_grid, print_json, stderr, stdout, styled
-from vbpipe.report import conclusions, grid, make_report
+from vbpipe.report import Cell, conclusions, grid, make_report
 from vbpipe.run.executor import RunSettings, execute
 from vbpipe.store import Store
 
@@ -75,3 +75,7 @@ def print_report(report: Mapping[str, Any]) -> None:
     skipped = sum(step["status"] == "skipped" for step in report["steps"])
     if skipped:
         console.print(f"{skipped} steps were skipped, because something that they read was not built.")
+    judged = (facts for facts in report["targets"].values() if facts["verdict"] is not None)
+    for sentence in dict.fromkeys(facts.get("ceilings_missing") for facts in judged):
+        if sentence:
+            console.print(styled(Cell(f"report.md has no shares of ceilings: {sentence}", "faint")), soft_wrap=True)

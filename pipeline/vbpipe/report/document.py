@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from vbpipe import __version__
 from vbpipe.core import Artifact
 from vbpipe.errors import UsageError
+from vbpipe.measure import ceilings
 from vbpipe.plan import Plan
+from vbpipe.recipe.model import Target
 from vbpipe.run.executor import StepResult
+from vbpipe.runner import Runner
 
 FORMAT = 1
 
@@ -70,11 +74,18 @@ def _target(plan: Plan, target: str, results: Mapping[str, StepResult]) -> dict[
     return {
         "backend": plan.targets[target].backend,
         "threads": plan.targets[target].threads,
+        **_ceilings(plan.targets[target]),
         "rows": list(plan.rows[target]),
         "verdict": _verdict(verdict) if verdict else None,
         "bundle": {"digest": bundle.digest, **bundle.meta} if bundle else None,
         "failed_rows": _failed_rows(plan, target, results),
     }
+
+
+def _ceilings(target: Target) -> dict[str, Any]:
+    """Return what this host can do at most, as the cache has it now, or null and the sentence that says why."""
+    found, missing = ceilings.find(Runner(backend=target.backend, options=target.options, threads=target.threads))
+    return {"ceilings": asdict(found) if found else None, "ceilings_missing": missing}
 
 
 def _verdict(artifact: Artifact) -> Any:

@@ -14,7 +14,7 @@ from pydantic import field_validator
 
 from vbpipe.core import Artifact, Backend, Meta, Run, Spec
 from vbpipe.errors import EngineError
-from vbpipe_stages import _interface, _onnx_graph, _processor, _provenance
+from vbpipe_stages import _interface, _onnx_graph, _processor, _product_rates, _provenance
 
 if TYPE_CHECKING:
     import numpy as np
@@ -154,6 +154,14 @@ class OnnxRuntime(Spec):
             yield run
         finally:
             state.clear()
+
+    def ceilings(self, threads: int) -> Mapping[str, float]:
+        """Return the best rates of matrix products: fp32 in GFLOP/s, int8_u8s8 and int8_s8s8 in Gop/s.
+
+        Raises:
+            EngineError: onnx is missing, or a provider that was asked for was not used.
+        """
+        return _product_rates.best_rates(lambda path: self._session(path, threads, optimize=True))
 
     def _optimize(self, source: Path, out: Path, threads: int) -> list[str]:
         if self._compiles():
