@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,12 @@ _THREAD_VARIABLES = (
     "TBB_NUM_THREADS",
 )
 _PR_SET_PDEATHSIG = 1
+_ALLOCATION_FAILED = frozenset({signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV})
+"""What ends native code that did not get memory: an exception that nobody catches, or a null pointer."""
+_NO_MEMORY = re.compile(
+    r"MemoryError|bad[_ ]alloc|(can't|cannot|unable to|failed to) allocate|failed to map segment", re.IGNORECASE
+)
+"""How Python, numpy, C++, torch, ONNX Runtime, the kernel and the loader of libraries say that there is no more."""
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
@@ -45,13 +52,37 @@ def die_with(parent: int) -> None:
         os._exit(137)  # the parent ended before the line above
 
 
-def describe_exit(code: int) -> str:
-    """Return how a process ended, from its exit code as `subprocess` gives it."""
+def describe_exit(code: int, memory_limit_mib: int | None = None, said: str = "") -> str:
+    """Return how a process ended, and whether memory may be why.
+
+    Args:
+        code: its exit code as `subprocess` gives it.
+        memory_limit_mib: the address space that it was allowed; None for all there is.
+        said: the end of what it printed.
+    """
     if code >= 0:
-        return f"its process ended with exit code {code} and no result."
+        end = f"its process ended with exit code {code} and no result."
+    else:
+        end = f"its process was ended by {_signal_name(-code)}."
+    memory = out_of_memory(said, memory_limit_mib)
+    if not memory and -code in _ALLOCATION_FAILED and memory_limit_mib is not None:
+        memory = f"It was allowed {memory_limit_mib} MiB of memory; an allocation beyond that can end like this."
+    if not memory and -code == signal.SIGKILL:
+        memory = "The machine may be out of memory."
+    return f"{end} {memory}".rstrip()
+
+
+def out_of_memory(said: str, memory_limit_mib: int | None) -> str:
+    """Return the sentence that says so where `said` tells of memory that was not given, else ""."""
+    if not _NO_MEMORY.search(said):
+        return ""
+    if memory_limit_mib is None:
+        return "It ran out of memory."
+    return f"It ran out of memory: it was allowed {memory_limit_mib} MiB."
+
+
+def _signal_name(number: int) -> str:
     try:
-        name = signal.Signals(-code).name
+        return signal.Signals(number).name
     except ValueError:
-        name = f"signal {-code}"
-    guess = " The machine may be out of memory." if name == "SIGKILL" else ""
-    return f"its process was ended by {name}.{guess}"
+        return f"signal {number}"

@@ -15,12 +15,22 @@ from pydantic import ValidationError
 
 from vbpipe.measure import messages
 from vbpipe.measure.record import Status
-from vbpipe.processes import describe_exit, environment, python_command
+from vbpipe.processes import describe_exit, environment, out_of_memory, python_command
 
 _POLL_S = 0.25
 _CLOSE_S = 5.0
 _TAIL_BYTES = 4000
 _TAIL_LINES = 30
+_LONGEST_LINE = 4 * 2**20
+"""Bytes without an end of line that no message has: the longest, of all warm-up calls, has some tens of thousands."""
+
+_ANSWERS: Mapping[type[messages.Request], type[messages.Reply]] = {
+    messages.Open: messages.Opened,
+    messages.Warm: messages.Warmed,
+    messages.Pin: messages.Pinned,
+    messages.Time: messages.Timed,
+    messages.Finish: messages.Finished,
+}
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,8 @@ class Worker:
         self._replies = -1
         self._unread = b""
         self._began = 0.0
+        self._asked: messages.Request | None = None
+        self._memory_limit_mib: int | None = None
         self.start_s = 0.0
         """From starting the interpreter to the first sign of a loaded engine."""
 
@@ -73,6 +85,9 @@ class Worker:
         """Send a request, starting the process first if need be. A worker that is gone is noticed by `receive`."""
         if self._process is None:
             self._spawn()
+        self._asked = request
+        if isinstance(request, messages.Open):
+            self._memory_limit_mib = request.memory_limit_mib
         rest = messages.REQUEST.dump_json(request) + b"\n"
         try:
             while rest:
@@ -89,6 +104,8 @@ class Worker:
         if not read:
             return (self._gone(),)
         *lines, self._unread = (self._unread + read).split(b"\n")
+        if len(self._unread) > _LONGEST_LINE:
+            return (self._strange(),)
         return tuple(self._understand(line) for line in lines)
 
     def hung(self, timeout_s: float) -> Failure:
@@ -98,7 +115,7 @@ class Worker:
         time.sleep(0.2)
         tail = self._tail()
         self.kill()
-        return Failure("hung", f"no answer for {timeout_s:g} s.", tail)
+        return Failure("hung", f"no answer for {round(timeout_s, 1):g} s.", tail)
 
     def let_go(self) -> None:
         """Close its request pipe: it closes its engine and exits."""
@@ -148,14 +165,27 @@ class Worker:
         try:
             reply = messages.REPLY.validate_json(line)
         except ValidationError:
-            return Failure("failed", "it wrote into the pipe that is for messages only.", self._tail())
+            return self._strange()
         if isinstance(reply, messages.Raised):
-            return Failure("failed", reply.message, self._tail())
+            return self._raised(reply)
         if isinstance(reply, messages.Wrong):
             return Failure("wrong", reply.message, self._tail())
+        if not isinstance(reply, (messages.Progress, self._awaited())):
+            return self._strange()
         if not self.start_s:
             self.start_s = time.monotonic() - self._began
         return reply
+
+    def _awaited(self) -> type[messages.Reply]:
+        assert self._asked is not None, "a worker starts with its first request"
+        return _ANSWERS[type(self._asked)]
+
+    def _strange(self) -> Failure:
+        return Failure("failed", "it wrote into the pipe that is for messages only.", self._tail())
+
+    def _raised(self, reply: messages.Raised) -> Failure:
+        memory = out_of_memory(reply.message, self._memory_limit_mib)
+        return Failure("failed", f"{reply.message}. {memory}" if memory else reply.message, self._tail())
 
     def _gone(self) -> Failure:
         assert self._process is not None, "only a started worker has a pipe"
@@ -164,7 +194,8 @@ class Worker:
         except subprocess.TimeoutExpired:
             self.kill()
             return Failure("crashed", "it closed the pipe for messages and went on running.", self._tail())
-        return Failure("crashed", describe_exit(code), self._tail())
+        tail = self._tail()
+        return Failure("crashed", describe_exit(code, self._memory_limit_mib, tail), tail)
 
     def _tail(self) -> str:
         with self._log.open("rb") as log:

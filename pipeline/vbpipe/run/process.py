@@ -21,6 +21,7 @@ from vbpipe.run.job import Job, result_path
 from vbpipe.run.worker import PARENT, PROGRESS_FD
 
 _TICK_S = 0.2
+_TAIL_BYTES = 4000
 _FULL_BYTES = 2**20
 """Less free space than this is none."""
 
@@ -103,12 +104,17 @@ class StepProcess:
             # Libraries abort on a full disk without a word of why.
             full = shutil.disk_usage(self._path.parent).free < _FULL_BYTES
             hint = "The store's disk is full: free space there, or use a store on another one." if full else ""
-            raise StepFailed(describe_exit(code), hint=hint) from None
+            raise StepFailed(describe_exit(code, said=self._log_end()), hint=hint) from None
         if "meta" in result:
             meta: Mapping[str, Any] = result["meta"]
             return meta
         error = result["error"]
         raise StepFailed(error["what"], where=error["where"], hint=error["hint"])
+
+    def _log_end(self) -> str:
+        with self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
+            return log.read().decode(errors="replace")
 
 
 def _parsed(line: bytes) -> tuple[float | None, str]:

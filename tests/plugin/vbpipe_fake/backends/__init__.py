@@ -1,1 +1,1 @@
-"""No backends of its own."""
+"""Backends for tests."""
