@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
-from vbpipe.recipe.model import Gate
+from vbpipe.measure.statistics import widen
+from vbpipe.recipe.model import Gate, StoredReport
 
 Outcome = Literal["pass", "fail", "inconclusive"]
 BASELINE = "eager"
@@ -27,6 +28,8 @@ IMPLIED = (
 )
 """What holds where a recipe bounds nothing in its place: nothing slower than eager in any scenario, nothing that
 points elsewhere than its outputs, nothing of another size (at 6 dB the error has a quarter of the power)."""
+LEVEL = 0.95
+"""Confidence that every interval of a report has, and that those which gates judge have together."""
 EXACT_DB = 100.0
 """From here on outputs are eager's own, up to rounding, and so are the metrics made of them."""
 
@@ -42,12 +45,26 @@ class Figure:
 
 @dataclass(frozen=True)
 class Row:
-    """Everything measured of one step. `speedups` is scenario to ratio over eager (above 1 is faster)."""
+    """Everything measured of one step. `speedups` is scenario to ratio over eager (above 1 is faster).
+
+    `not_measured` says why there are no times; it is empty where there are.
+    """
 
     name: str
     speedups: Mapping[str, Figure]
     metrics: Mapping[str, Figure]
     shippable: bool = True
+    not_measured: str = ""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a stored report says of the target that is judged."""
+
+    rows: Mapping[str, Row]
+    noise: Mapping[str, float]
+    differs: str
+    """How the machine that it was measured on differs from this one; empty when it doesn't."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +90,24 @@ class VariantVerdict:
 
 @dataclass(frozen=True)
 class Compare:
-    """What `Gate.over` needs: ratios between any two rows, and each row's predecessor."""
+    """What `Gate.over` needs: ratios between any two rows, each row's predecessor, and stored reports."""
 
     ratios: Mapping[tuple[str, str], Mapping[str, Figure]]
-    """(row, over) to scenario to ratio."""
+    """(row, over) to scenario to ratio, its interval with confidence `level`."""
     previous: Mapping[str, str]
     finals: Mapping[str, str]
     """Variant to its last row."""
     noise: Mapping[str, float]
     """Scenario to the difference that eager showed from itself in the same run: 0.01 is 1 %."""
+    stored: Mapping[str, Stored] = field(default_factory=dict)
+    """Path of a stored report, as its gate gives it, to what it says; intervals with confidence `level` as well."""
+    comparisons: int = 1
+    """How many ratios the gates judge together."""
+
+    @property
+    def level(self) -> float:
+        """Return the confidence of each interval: LEVEL for all of them together (Bonferroni)."""
+        return 1 - (1 - LEVEL) / self.comparisons
 
 
 def effective_gates(gates: Sequence[Gate]) -> tuple[tuple[Gate, bool], ...]:
@@ -99,6 +125,44 @@ def effective_gates(gates: Sequence[Gate]) -> tuple[tuple[Gate, bool], ...]:
     }
     implied = (gate for gate in IMPLIED if not covered[gate.metric])
     return (*((gate, False) for gate in gates), *((gate, True) for gate in implied))
+
+
+def judged_together(
+    measured: Collection[str], gates: Sequence[Gate], compare: Compare
+) -> frozenset[tuple[str, str | StoredReport, str]]:
+    """Return every ratio that a speed-up gate judges, implied gates included, as (row, over, scenario).
+
+    Args:
+        measured: the rows that have times, eager among them.
+        gates: the recipe's.
+        compare: its ratios are not read, for their intervals depend on how many are judged.
+    """
+    return frozenset(
+        (name, over, scenario)
+        for gate, _ in effective_gates(gates)
+        if gate.metric == "speedup"
+        for name in measured
+        if name != BASELINE
+        for over in (_over(gate, name, compare),)
+        if over != name and (isinstance(over, StoredReport) or over in measured)
+        for scenario in compare.noise
+        if gate.scenario in (None, scenario)
+    )
+
+
+def quotient(ours: Figure, theirs: Figure) -> Figure:
+    """Return `ours` over `theirs`, two ratios from different runs.
+
+    They are independent, so on the log scale each side's distance to its end is the root of the sum of both squares.
+    """
+    ends = [end or 0.0 for end in (ours.low, ours.high, theirs.low, theirs.high)]
+    value = ours.value / theirs.value
+    if min(ends) <= 0 or math.inf in ends:
+        return Figure(value, 0.0, math.inf)
+    low, high, their_low, their_high = ends
+    below = math.hypot(math.log(ours.value / low), math.log(their_high / theirs.value))
+    above = math.hypot(math.log(high / ours.value), math.log(theirs.value / their_low))
+    return Figure(value, value * math.exp(-below), value * math.exp(above))
 
 
 def judge_row(row: Row, rows: Mapping[str, Row], gates: Sequence[Gate], compare: Compare) -> tuple[GateResult, ...]:
@@ -163,9 +227,8 @@ def worst_of(outcomes: Sequence[Outcome]) -> Outcome:
 
 def describe(gate: Gate) -> str:
     """Return the gate as people write it: "speedup over eager >= 1"."""
-    over = (
-        f" over {gate.over}" if gate.metric == "speedup" or gate.over != BASELINE or gate.max_drop is not None else ""
-    )
+    compared = gate.metric == "speedup" or gate.over != BASELINE or gate.max_drop is not None
+    over = f" over {_named(gate.over)}" if compared else ""
     bounds = []
     if gate.min is not None:
         bounds.append(f">= {gate.min:g}")
@@ -178,26 +241,50 @@ def describe(gate: Gate) -> str:
 
 
 def _judge_speedup(gate: Gate, row: Row, compare: Compare) -> list[GateResult]:
-    over = _over(gate, row, compare)
+    over = _over(gate, row.name, compare)
     if over == row.name:
         return [GateResult(describe(gate), "pass", "it is what the gate compares with")]
-    ratios = compare.ratios.get((row.name, over), {}) if over else {}
-    ratios = {s: r for s, r in ratios.items() if gate.scenario in (None, s)}
+    pair = (row.name, BASELINE if isinstance(over, StoredReport) else over)
+    ratios = {s: r for s, r in compare.ratios.get(pair, {}).items() if gate.scenario in (None, s)}
     if not ratios:
-        return [GateResult(describe(gate), "fail", f"{describe(gate)}: no ratio was measured.")]
-    return [_judge_interval(gate, scenario, figure, compare.noise[scenario]) for scenario, figure in ratios.items()]
+        why = f": {row.not_measured.rstrip('.')}" if row.not_measured else ""
+        return [GateResult(describe(gate), "fail", f"{describe(gate)}: no ratio was measured{why}.")]
+    if isinstance(over, StoredReport):
+        stored = compare.stored[over.report]
+        return [_judge_against(gate, s, figure, stored, over.row or row.name, compare) for s, figure in ratios.items()]
+    return [_judge_interval(gate, s, figure, compare.noise[s], compare) for s, figure in ratios.items()]
 
 
-def _judge_interval(gate: Gate, scenario: str, figure: Figure, noise: float) -> GateResult:
-    """Judge by the end of the interval that counts, moved by what eager differs from itself: never pass on noise."""
+def _judge_against(
+    gate: Gate, scenario: str, figure: Figure, stored: Stored, name: str, compare: Compare
+) -> GateResult:
+    if stored.differs:
+        return _unequal(gate, stored)
+    there = stored.rows[name].speedups.get(scenario) if name in stored.rows else None
+    if there is None:
+        text = f"{describe(gate)}: the report has no speed-up of {name} at {scenario}."
+        return GateResult(describe(gate), "fail", text)
+    # Two runs, and in each of them eager differed from itself.
+    noise = math.hypot(math.log1p(compare.noise[scenario]), math.log1p(stored.noise.get(scenario, math.inf)))
+    return _judge_interval(gate, scenario, quotient(figure, there), math.expm1(noise), compare)
+
+
+def _unequal(gate: Gate, stored: Stored) -> GateResult:
+    text = f"{describe(gate)}: the report is of an unequal machine ({stored.differs}), so speeds can't be compared."
+    return GateResult(describe(gate), "inconclusive", text)
+
+
+def _judge_interval(gate: Gate, scenario: str, figure: Figure, noise: float, compare: Compare) -> GateResult:
+    """Judge by the end of the interval that counts, widened by what eager differs from itself: never pass on noise."""
     low = figure.low if figure.low is not None else math.nan
     high = figure.high if figure.high is not None else math.nan
-    text = f"{describe(gate)}: {figure.value:.3f}x [{low:.3f}, {high:.3f}] at {scenario}"
+    interval = f"{figure.value:.3f}x [{low:.3f}, {high:.3f}]{_confidence(compare)}"
+    text = f"{describe(gate)}: {interval} at {scenario}"
     lower, upper = gate.min if gate.min is not None else 0.0, gate.max if gate.max is not None else math.inf
-    allowed = 1 + noise
-    if low >= lower * allowed and high * allowed <= upper:
+    least, most = widen(figure.value, low, high, noise)
+    if least >= lower and most <= upper:
         return GateResult(describe(gate), "pass", f"{text}.")
-    if high * allowed < lower or low > upper * allowed:
+    if most < lower or least > upper:
         return GateResult(describe(gate), "fail", f"{text} is outside it.")
     if noise == math.inf:
         text = f"{describe(gate)}: {figure.value:.3f}x at {scenario}"
@@ -205,6 +292,14 @@ def _judge_interval(gate: Gate, scenario: str, figure: Figure, noise: float) -> 
     return GateResult(
         describe(gate), "inconclusive", f"{text}, where eager differs from itself by {noise:.1%}: this can't be told."
     )
+
+
+def _confidence(compare: Compare) -> str:
+    """Return what to say behind an interval that isn't one of 95 %, with digits enough to tell it from 100 %."""
+    if compare.comparisons == 1:
+        return ""
+    digits = max(1, math.ceil(math.log10(compare.comparisons / 5)))
+    return f" ({compare.level:.{digits}%}, one of {compare.comparisons} judged together)".replace("%", " %")
 
 
 def _judge_metric(gate: Gate, row: Row, rows: Mapping[str, Row], compare: Compare) -> list[GateResult]:
@@ -229,12 +324,16 @@ def _judge_figure(gate: Gate, name: str, row: Row, rows: Mapping[str, Row], comp
         return GateResult(describe(gate), "fail", f"{text} is not a number.")
     outcomes: list[Outcome] = []
     if gate.max_drop is not None:
-        over = _over(gate, row, compare)
-        base = rows[over].metrics.get(name) if over in rows else None
+        over = _over(gate, row.name, compare)
+        stored = compare.stored[over.report] if isinstance(over, StoredReport) else None
+        if stored and stored.differs and gate.metric in TIMES:
+            return _unequal(gate, stored)
+        other = (stored.rows if stored else rows).get(over if isinstance(over, str) else over.row or row.name)
+        base = other.metrics.get(name) if other else None
         if base is None:
-            return GateResult(describe(gate), "fail", f"{describe(gate)}: {gate.over} has no such figure.")
+            return GateResult(describe(gate), "fail", f"{describe(gate)}: {_named(gate.over)} has no such figure.")
         text += f" against {_shown(base)}"
-        outcomes.append(_judge_bounds(_drop(base, figure, row), None, gate.max_drop))
+        outcomes.append(_judge_bounds(_drop(base, figure, row, paired=stored is None), None, gate.max_drop))
     outcomes.append(_judge_bounds(figure, gate.min, gate.max))
     outcome = worst_of(outcomes)
     said = {
@@ -254,14 +353,15 @@ def _judge_bounds(figure: Figure, lower: float | None, upper: float | None) -> O
     return "pass" if inside else "inconclusive"
 
 
-def _drop(base: Figure, figure: Figure, row: Row) -> Figure:
+def _drop(base: Figure, figure: Figure, row: Row, *, paired: bool) -> Figure:
     """Return how far `figure` is below `base`, with an interval as if both had been measured apart.
 
-    They come from the same samples, so the true interval is narrower: this one errs to the safe side.
+    Where they are `paired`, they come from the same samples and the true interval is narrower: this one errs to the
+    safe side. A stored report may come from other samples, so there equal outputs say nothing.
     """
     drop = base.value - figure.value
     exact = row.metrics.get("sqnr_db")
-    if exact is not None and exact.value >= EXACT_DB:
+    if paired and exact is not None and exact.value >= EXACT_DB:
         return Figure(drop)
     below = math.hypot(_reach(base, base.low), _reach(figure, figure.high))
     above = math.hypot(_reach(base, base.high), _reach(figure, figure.low))
@@ -277,9 +377,18 @@ def _shown(figure: Figure) -> str:
     return f"{figure.value:.4f}{interval}"
 
 
-def _over(gate: Gate, row: Row, compare: Compare) -> str:
+def _over(gate: Gate, name: str, compare: Compare) -> str | StoredReport:
+    """Return the row that a gate compares `name` with, "" for none; a stored report with its row filled in."""
+    if isinstance(gate.over, StoredReport):
+        return gate.over if gate.over.row else gate.over.model_copy(update={"row": name})
     if gate.over == BASELINE:
         return BASELINE
     if gate.over == "previous":
-        return compare.previous.get(row.name, "")
+        return compare.previous.get(name, "")
     return compare.finals.get(gate.over, "")
+
+
+def _named(over: str | StoredReport) -> str:
+    if isinstance(over, str):
+        return over
+    return f"{over.row or 'the same step'} in {over.report}"

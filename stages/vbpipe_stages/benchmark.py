@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
@@ -18,11 +19,16 @@ from vbpipe.errors import StepFailed
 from vbpipe.plan import Layout
 from vbpipe.recipe.model import Model, Recipe, Target
 from vbpipe.runner import Runner, configured, open_runner
-from vbpipe_stages._user_code import dependencies
+from vbpipe_stages._user_code import dependencies, installed
 from vbpipe_stages._work import count_flops
 
 WORK = "work.json"
 """Scenario to the operations that eager does, the bytes that go in and out, and the rows (size of the first axis)."""
+
+SUBJECTS = "subjects.json"
+"""What the raw times are of: every row's artifact and who ran it, the model, the libraries and the host's GPU."""
+
+LIBRARIES = ("numpy", "vbpipe", "torch", "onnxruntime", "onnxruntime-gpu")
 
 _SEED = 20
 _WRONG_BELOW = 0.5
@@ -34,7 +40,7 @@ class Benchmark(Spec):
     """Measurements belong to the machine that took them: its identity is part of the key."""
 
     name: ClassVar[str] = "benchmark"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     scope: ClassVar[Literal["chain", "each", "target"]] = "target"
     after: ClassVar[tuple[str, ...]] = ("build", "evaluate")
     in_recipe: ClassVar[bool] = True
@@ -48,13 +54,18 @@ class Benchmark(Spec):
     budget_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds for the whole measurement, process starts included."""
     margin: Annotated[float, Field(ge=0, le=1)] = 0.02
-    """Differences up to this are "same"; never taken below the noise floor measured in the same run."""
+    """Differences up to this are "same", unless the noise floor measured in the same run is larger."""
     min_groups: Annotated[int, Field(ge=2, le=1000)] = 8
     """Fresh sets of processes; the interval is taken over them."""
     max_groups: Annotated[int, Field(ge=2, le=1000)] = 40
+    call_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """A row whose engine takes longer for one call is hung, and is not measured."""
+    memory_limit_mib: Annotated[int, Field(ge=1)] | None = None
+    """The most address space that the process of a row may take; no limit when absent."""
 
     model: SkipJsonSchema[Model | None] = None
-    """Set by `configure`, as is `threads`."""
+    """Set by `configure`, as are `recipe` and `threads`."""
+    recipe: SkipJsonSchema[str | None] = None
     threads: SkipJsonSchema[int] = 1
     runners: SkipJsonSchema[Mapping[str, Runner]] = {}
     """Set by `for_target`."""
@@ -64,7 +75,7 @@ class Benchmark(Spec):
 
     @classmethod
     def configure(cls, recipe: Recipe, target: Target) -> tuple[Stage, ...]:
-        facts = {"model": recipe.model, "threads": target.threads}
+        facts = {"model": recipe.model, "recipe": recipe.name, "threads": target.threads}
         return (cls.model_validate({**recipe.stages.get(cls.name, {}), **facts}),)
 
     def for_target(self, layout: Layout) -> Stage:
@@ -97,6 +108,7 @@ class Benchmark(Spec):
         expected = {row: self._answers(row, scenarios, inputs, out, site) for row in self._references(inputs)}
         work = self._count_work(scenarios, inputs, site)
         (out / WORK).write_text(json.dumps(work, indent=1) + "\n", encoding="utf-8")
+        (out / SUBJECTS).write_text(json.dumps(self._subjects(inputs), indent=1) + "\n", encoding="utf-8")
         settings = measure.Settings(
             threads=self.threads,
             min_groups=self.min_groups,
@@ -105,6 +117,8 @@ class Benchmark(Spec):
             budget_s=self.budget_s,
             margin=self.margin,
             seed=_SEED,
+            call_timeout_s=self.call_timeout_s,
+            memory_limit_mib=self.memory_limit_mib,
         )
         candidates = [
             measure.Candidate(
@@ -132,6 +146,27 @@ class Benchmark(Spec):
         assert self.model is not None, "configure() sets it"
         optimum = {name: dim.opt for name, dim in self.model.shapes.items()}
         return tuple({**optimum, **sizes} for sizes in self.scenarios) or (optimum,)
+
+    def _subjects(self, inputs: Inputs) -> dict[str, Any]:
+        assert self.model is not None, "configure() sets it"
+        rows = {
+            row: {
+                "kind": artifact.kind,
+                "digest": artifact.digest,
+                "backend": self.runners[row].backend,
+                "options": dict(self.runners[row].options),
+            }
+            for row, artifact in inputs.items()
+        }
+        return {
+            "format": 1,
+            "recipe": self.recipe,
+            "model": {"factory": self.model.factory, "reference": inputs[BASELINE].digest},
+            "seed": _SEED,
+            "libraries": {name: found for name in LIBRARIES if (found := installed(name)) != "absent"},
+            "gpu": gpu_facts(),
+            "rows": rows,
+        }
 
     def _write_scenarios(self, asked: Mapping[str, Mapping[str, int]], out: Path) -> list[measure.Scenario]:
         assert self.model is not None, "configure() sets it"
@@ -174,6 +209,13 @@ class Benchmark(Spec):
                 rows = next(iter(sample.values())).shape[:1]
                 found[scenario.name] = {"flops": flops, "io_bytes": moved, "rows": rows[0] if rows else 1}
         return found
+
+
+def gpu_facts() -> str:
+    """Return what is known of the host's GPU: that there is none, or that its state isn't read yet."""
+    if Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi"):
+        return "pending: GPU clocks, power and temperature are not read yet"
+    return "none seen"
 
 
 PLUGIN: type[Stage] = Benchmark

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from vbpipe import decide, measure, samples
 from vbpipe.core import Inputs, Meta, Site, Spec, Stage
-from vbpipe.decide import BASELINE, Compare, Figure, GateResult, Row, VariantVerdict
+from vbpipe.decide import BASELINE, Compare, Figure, GateResult, Row, Stored, VariantVerdict
+from vbpipe.errors import UsageError
 from vbpipe.measure import Measurement
 from vbpipe.plan import Layout
 from vbpipe.recipe.model import Gate as GateRule
-from vbpipe.recipe.model import Recipe, Target
-from vbpipe_stages.benchmark import WORK
+from vbpipe.recipe.model import Recipe, StoredReport, Target
+from vbpipe.report.stored import lacking, stored_target
+from vbpipe_stages.benchmark import SUBJECTS, WORK
 
 EAGER = "eager"
 """The backend that runs the recipe's own code."""
@@ -26,7 +29,7 @@ class Gate(Spec):
     """Reads measurements, decides, writes `verdict.json`; measures nothing itself."""
 
     name: ClassVar[str] = "gate"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     scope: ClassVar[Literal["chain", "each", "target"]] = "target"
     after: ClassVar[tuple[str, ...]] = ("benchmark", "evaluate")
 
@@ -35,6 +38,8 @@ class Gate(Spec):
     previous: Mapping[str, str] = {}
     unshippable: tuple[str, ...] = ()
     """Rows that run the recipe's own code: there is no engine to put into a bundle."""
+    target: str | None = None
+    """Where a gate compares with a stored report: the target's name, there and here."""
 
     @classmethod
     def configure(cls, recipe: Recipe, target: Target) -> tuple[Stage, ...]:
@@ -42,9 +47,8 @@ class Gate(Spec):
 
     def for_target(self, layout: Layout) -> Stage:
         own_code = tuple(sorted(name for name, runner in layout.runners.items() if runner.backend == EAGER))
-        return self.model_copy(
-            update={"chains": dict(layout.chains), "previous": dict(layout.previous), "unshippable": own_code}
-        )
+        told = {"chains": dict(layout.chains), "previous": dict(layout.previous), "unshippable": own_code}
+        return self.model_copy(update={**told, "target": layout.target if any(self._stored_gates()) else None})
 
     def label(self) -> str:
         return self.name
@@ -56,17 +60,22 @@ class Gate(Spec):
         return "verdict"
 
     def fingerprint(self, root: Path) -> Mapping[str, str]:
-        return {"vbpipe": metadata.version("vbpipe")}
+        reports = sorted({over.report for _, over in self._stored_gates()})
+        return {
+            "vbpipe": metadata.version("vbpipe"),
+            **{f"report.{name}": _digest(root / name) for name in reports},
+        }
 
     def run(self, inputs: Inputs, out: Path, site: Site) -> Meta:
         measurement = Measurement.load(inputs["measurement"].path)
         work = json.loads((inputs["measurement"].path / WORK).read_text(encoding="utf-8"))
+        subjects = json.loads((inputs["measurement"].path / SUBJECTS).read_text(encoding="utf-8"))
         rows = {
             name: _row(name, inputs, measurement, work, shippable=name not in self.unshippable)
             for name in self._row_names()
             if name in inputs
         }
-        compare = self._compare(measurement, rows)
+        compare = self._compare(measurement, rows, site.root)
         judged = {name: decide.judge_row(row, rows, self.gates, compare) for name, row in rows.items()}
         verdicts = [self._judge_variant(v, chain, judged, rows) for v, chain in self.chains.items()]
         shipped = decide.ship(verdicts, rows)
@@ -77,9 +86,12 @@ class Gate(Spec):
             "variants": {v.variant: asdict(v) for v in verdicts},
             "rows": {name: self._describe(name, rows, judged, compare, inputs, measurement) for name in rows},
             "host": dict(measure.host_identity()),
+            "gpu": subjects["gpu"],
+            "libraries": subjects["libraries"],
             "scenarios": list(measurement.scenarios),
             "work": work,
             "gated": sorted({gate.metric for gate in self.gates}),
+            "judged_together": compare.comparisons,
             "noise_floor": {name: _finite(measure.noise_floor(measurement, name)) for name in measurement.scenarios},
             "problems": [*(str(problem) for problem in measurement.problems), *_warnings(inputs)],
         }
@@ -91,15 +103,41 @@ class Gate(Spec):
     def _row_names(self) -> list[str]:
         return list(dict.fromkeys(name for chain in self.chains.values() for name in chain))
 
-    def _compare(self, measurement: Measurement, rows: Mapping[str, Row]) -> Compare:
-        previous = dict(self.previous)
-        finals = {variant: chain[-1] for variant, chain in self.chains.items()}
-        pairs = {
-            (n, over) for n in rows for over in {BASELINE, previous.get(n, BASELINE), *finals.values()} if over != n
-        }
-        ratios = {pair: _ratios(measurement, *pair) for pair in sorted(pairs)}
+    def _stored_gates(self) -> Iterator[tuple[GateRule, StoredReport]]:
+        return ((gate, gate.over) for gate in self.gates if isinstance(gate.over, StoredReport))
+
+    def _compare(self, measurement: Measurement, rows: Mapping[str, Row], root: Path) -> Compare:
         noise = {scenario: measure.noise_floor(measurement, scenario) for scenario in measurement.scenarios}
-        return Compare(ratios=ratios, previous=previous, finals=finals, noise=noise)
+        finals = {variant: chain[-1] for variant, chain in self.chains.items()}
+        asked = Compare(ratios={}, previous=dict(self.previous), finals=finals, noise=noise)
+        measured = [name for name in rows if name in measurement.measured]
+        together = decide.judged_together(measured, self.gates, asked)
+        asked = replace(asked, comparisons=max(1, len(together)))
+        pairs = {(name, BASELINE if isinstance(over, StoredReport) else over) for name, over, _ in together}
+        ratios = {pair: _ratios(measurement, *pair, comparisons=asked.comparisons) for pair in sorted(pairs)}
+        return replace(asked, ratios=ratios, stored=self._read_stored(measurement, rows, root, asked.level))
+
+    def _read_stored(
+        self, measurement: Measurement, rows: Mapping[str, Row], root: Path, level: float
+    ) -> dict[str, Stored]:
+        """Return the reports that gates compare with; raises UsageError where one lacks what a gate needs."""
+        here = {**measure.host_identity(), "threads": str(measurement.settings.threads)}
+        assert self.target is not None or not any(self._stored_gates()), "for_target() sets it"
+        found = {
+            over.report: stored_target(root / over.report, self.target or "", here, level)
+            for _, over in self._stored_gates()
+        }
+        for gate, over in self._stored_gates():
+            speed = gate.metric == "speedup"
+            scenarios = [s for s in measurement.scenarios if speed and gate.scenario in (None, s)]
+            for name in rows:
+                if name == BASELINE or (speed and name not in measurement.measured):
+                    continue
+                wrong = lacking(found[over.report], over.row or name, scenarios)
+                if wrong:
+                    hint = "Name another row in the gate's `over`, or keep the report of a build that has it."
+                    raise UsageError(wrong, where=str(root / over.report), hint=hint)
+        return found
 
     def _judge_variant(
         self,
@@ -165,7 +203,7 @@ def _row(
         if key.startswith(f"{name}@"):
             metrics |= _evaluation(inputs[key].path)
     speedups = {} if name == BASELINE else _ratios(measurement, name, BASELINE)
-    return Row(name, speedups, metrics, shippable)
+    return Row(name, speedups, metrics, shippable, _not_measured(measurement, name))
 
 
 def _times(measurement: Measurement, name: str, work: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
@@ -192,10 +230,10 @@ def _evaluation(path: Path) -> dict[str, Figure]:
     return {name: Figure(f["value"], f.get("low"), f.get("high")) for name, f in body.items()}
 
 
-def _ratios(measurement: Measurement, name: str, over: str) -> dict[str, Figure]:
+def _ratios(measurement: Measurement, name: str, over: str, *, comparisons: int = 1) -> dict[str, Figure]:
     if name not in measurement.measured or over not in measurement.measured:
         return {}
-    found = {s: measure.ratio(measurement, name, over, s) for s in measurement.scenarios}
+    found = {s: measure.ratio(measurement, name, over, s, comparisons=comparisons) for s in measurement.scenarios}
     return {s: Figure(r.value, r.low, _finite(r.high)) for s, r in found.items()}
 
 
@@ -245,6 +283,17 @@ def _not_measured(measurement: Measurement, name: str) -> str:
 def _why_nothing(verdicts: list[VariantVerdict]) -> str:
     first = [f"{v.variant}: {v.reasons[0]}" if v.reasons else v.variant for v in verdicts]
     return "No row passes every gate; eager stays. " + " ".join(first)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UsageError(
+            f"the report that a gate compares with can't be read: {error.strerror}.",
+            where=str(path),
+            hint="Keep a build's report.json there, or correct the gate's `over`.",
+        ) from error
 
 
 def _size(path: Path) -> int:

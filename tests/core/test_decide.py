@@ -13,15 +13,18 @@ from vbpipe.decide import (
     Figure,
     GateResult,
     Row,
+    Stored,
     describe,
     effective_gates,
     judge_row,
     judge_variant,
+    judged_together,
     overall,
+    quotient,
     ship,
     worst,
 )
-from vbpipe.recipe.model import Gate
+from vbpipe.recipe.model import Gate, StoredReport
 
 SPEED = Gate(metric="speedup", min=1.0)
 COSINE = Gate(metric="cosine", min=0.99)
@@ -59,8 +62,23 @@ def judged(one: Row, *gates: Gate, noise: float = 0.0) -> tuple[GateResult, ...]
 def test_a_speedup_gate_reads_the_end_of_the_interval_that_counts(
     low: float, high: float, noise: float, outcome: str
 ) -> None:
-    value = Row("r", {S: Figure(1.0, low, high)}, {"cosine": Figure(1.0), "sqnr_db": Figure(300.0)})
+    centre = math.sqrt(low * high) if 0 < low <= high < math.inf else 1.0
+    value = Row("r", {S: Figure(centre, low, high)}, {"cosine": Figure(1.0), "sqnr_db": Figure(300.0)})
     assert worst(judged(value, SPEED, COSINE, noise=noise)) == outcome
+
+
+@pytest.mark.parametrize(("noise", "outcome"), [(0.039, "pass"), (0.041, "inconclusive")])
+def test_what_eager_differs_from_itself_adds_to_an_interval_as_squares(noise: float, outcome: str) -> None:
+    figure = Figure(math.exp(0.05), math.exp(0.02), math.exp(0.08))
+    value = Row("r", {S: figure}, {"cosine": Figure(1.0), "sqnr_db": Figure(300.0)})
+    assert worst(judged(value, SPEED, COSINE, noise=math.expm1(noise))) == outcome
+
+
+def test_a_row_without_times_is_refused_with_the_reason_why_it_has_none() -> None:
+    value = Row("r", {}, {"cosine": Figure(1.0), "sqnr_db": Figure(300.0)}, not_measured="hung: no answer for 3 s.")
+    (found,) = (result for result in judged(value, SPEED, COSINE) if result.outcome != "pass")
+    assert found.outcome == "fail"
+    assert found.reason.endswith("no ratio was measured: hung: no answer for 3 s.")
 
 
 def test_a_scenario_in_which_a_row_is_slower_refuses_it_though_another_is_faster() -> None:
@@ -211,3 +229,130 @@ def test_gates_are_described_as_people_write_them() -> None:
     )
     assert describe(Gate(metric="pearson", max_drop=0.02)) == "pearson over eager drop <= 0.02"
     assert describe(COSINE) == "cosine >= 0.99"
+
+
+LAST = StoredReport(report="last.json", row="old/engine")
+
+
+def against(stored: Stored, *, comparisons: int = 1, **speedups: Figure) -> Compare:
+    ratios = {(name, "eager"): {S: figure} for name, figure in speedups.items()}
+    return Compare(ratios, {}, {}, {S: 0.0}, stored={"last.json": stored}, comparisons=comparisons)
+
+
+def stored(figure: Figure, differs: str = "", noise: float = 0.0, **metrics: Figure) -> Stored:
+    return Stored({"old/engine": Row("old/engine", {S: figure}, metrics)}, {S: noise}, differs)
+
+
+def test_the_quotient_of_two_ratios_has_the_root_of_both_squares_as_its_interval() -> None:
+    found = quotient(
+        Figure(2.0, 2.0 / math.exp(0.03), 2.0 * math.exp(0.03)), Figure(1.6, 1.6 / math.exp(0.04), 1.6 * math.exp(0.04))
+    )
+    assert found.value == pytest.approx(1.25)
+    assert found.low == pytest.approx(1.25 / math.exp(0.05))
+    assert found.high == pytest.approx(1.25 * math.exp(0.05))
+
+
+def test_the_quotient_of_intervals_that_lean_takes_the_ends_that_count() -> None:
+    found = quotient(Figure(1.0, math.exp(-0.03), math.exp(0.3)), Figure(1.0, math.exp(-0.4), math.exp(0.04)))
+    assert found.low == pytest.approx(math.exp(-0.05))
+    assert found.high == pytest.approx(math.exp(0.5))
+
+
+@pytest.mark.parametrize("unbounded", [Figure(1.0, 0.0, math.inf), Figure(1.0), Figure(1.0, 0.5, math.inf)])
+def test_a_ratio_without_an_interval_leaves_the_quotient_without_one(unbounded: Figure) -> None:
+    for found in (quotient(unbounded, Figure(2.0, 1.9, 2.1)), quotient(Figure(2.0, 1.9, 2.1), unbounded)):
+        assert (found.low, found.high) == (0.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "outcome"),
+    [
+        (Figure(2.0, 1.98, 2.02), Figure(1.5, 1.48, 1.52), "pass"),
+        (Figure(1.5, 1.48, 1.52), Figure(2.0, 1.98, 2.02), "fail"),
+        (Figure(2.0, 1.8, 2.2), Figure(2.0, 1.8, 2.2), "inconclusive"),
+        (Figure(2.0, 1.98, 2.02), Figure(2.0, 0.0, math.inf), "inconclusive"),
+    ],
+)
+def test_a_speedup_is_compared_with_the_stored_one(here: Figure, there: Figure, outcome: str) -> None:
+    gate = Gate(metric="speedup", over=LAST, min=1.0)
+    (found, *_) = judge_row(row("r", 2, 2.1), {}, (gate,), against(stored(there), r=here))
+    assert found.outcome == outcome
+    assert found.gate == "speedup over old/engine in last.json >= 1"
+
+
+def test_what_eager_differed_from_itself_counts_in_both_runs() -> None:
+    gate = Gate(metric="speedup", over=LAST, min=1.0)
+    here, there = Figure(1.04, 1.04, 1.04), Figure(1.0, 1.0, 1.0)
+    quiet, noisy = stored(there, noise=0.03), stored(there, noise=math.inf)
+    judge = [judge_row(row("r", 2, 2.1), {}, (gate,), against(there_, r=here))[0].outcome for there_ in (quiet, noisy)]
+    assert judge == ["pass", "inconclusive"]
+    both = Compare({("r", "eager"): {S: here}}, {}, {}, {S: 0.03}, stored={"last.json": quiet})
+    assert judge_row(row("r", 2, 2.1), {}, (gate,), both)[0].outcome == "inconclusive"  # 4 % against 4.3 %
+
+
+@pytest.mark.parametrize("here", [Figure(9.0, 8.9, 9.1), Figure(0.1, 0.09, 0.11)])
+def test_speeds_of_unequal_machines_are_never_passed_nor_failed(here: Figure) -> None:
+    unequal = stored(Figure(1.0, 0.99, 1.01), "cores: 2 of 2 here, 8 of 8 there", throughput=Figure(10.0))
+    one = row("r", 2, 2.1, throughput=1.0)
+    gates = (Gate(metric="speedup", over=LAST, min=1.0), Gate(metric="throughput", over=LAST, max_drop=1.0))
+    found = judge_row(one, {"r": one}, gates, against(unequal, r=here))[:2]
+    assert [result.outcome for result in found] == ["inconclusive", "inconclusive"]
+    assert all("cores: 2 of 2 here, 8 of 8 there" in result.reason for result in found)
+
+
+@pytest.mark.parametrize("differs", ["", "cores: 2 of 2 here, 8 of 8 there"])
+@pytest.mark.parametrize(("value", "outcome"), [(0.89, "pass"), (0.85, "fail")])
+def test_quality_is_compared_whatever_the_machine(differs: str, value: float, outcome: str) -> None:
+    earlier = stored(Figure(1.0, 0.99, 1.01), differs, accuracy=Figure(0.9))
+    one = row("r", 2, 2.1, accuracy=value)
+    gate = Gate(metric="accuracy", over=LAST, max_drop=0.02)
+    (found, *_) = judge_row(one, {"r": one}, (gate,), against(earlier, r=Figure(2.0, 1.9, 2.1)))
+    assert (found.outcome, found.gate) == (outcome, "accuracy over old/engine in last.json drop <= 0.02")
+
+
+def test_equal_outputs_do_not_excuse_a_drop_from_a_stored_report() -> None:
+    earlier = stored(Figure(1.0, 0.99, 1.01), accuracy=Figure(0.9, 0.8, 1.0))
+    one = row("r", 2, 2.1, accuracy=0.9, sqnr_db=140.0)
+    gate = Gate(metric="accuracy", over=LAST, max_drop=0.02)
+    (found, *_) = judge_row(one, {"r": one}, (gate,), against(earlier, r=Figure(2.0, 1.9, 2.1)))
+    assert found.outcome == "inconclusive"
+
+
+def test_a_stored_report_without_the_step_or_figure_fails_the_gate() -> None:
+    same = StoredReport(report="last.json")
+    one = row("r", 2, 2.1, accuracy=0.9)
+    gates = (Gate(metric="speedup", over=same, min=1.0), Gate(metric="accuracy", over=LAST, max_drop=0.02))
+    found = judge_row(one, {"r": one}, gates, against(stored(Figure(1.0, 0.9, 1.1)), r=Figure(2.0, 1.9, 2.1)))[:2]
+    assert [result.outcome for result in found] == ["fail", "fail"]
+    assert (
+        found[0].reason == "speedup over the same step in last.json >= 1: the report has no speed-up of r at batch=1."
+    )
+
+
+def test_every_ratio_that_gates_judge_counts_once() -> None:
+    names = ("eager", "a/onnx", "a/engine", "b/engine")
+    two = Compare({}, {"a/engine": "a/onnx", "a/onnx": "eager"}, {"a": "a/engine"}, {"s": 0.0, "t": 0.0})
+    # the implied gate: three rows over eager in two scenarios
+    assert len(judged_together(names, (), two)) == 6
+    # the same ratios with another bound are no more of them
+    assert len(judged_together(names, (SPEED, Gate(metric="speedup", max=9.0)), two)) == 6
+    # a/engine over the step before it; a/onnx's is eager, which counts already, and b/engine has none
+    assert len(judged_together(names, (SPEED, Gate(metric="speedup", over="previous", min=1.0)), two)) == 8
+    # a's last step: of a/onnx and b/engine, in one scenario
+    assert len(judged_together(names, (SPEED, Gate(metric="speedup", over="a", min=1.0, scenario="t")), two)) == 8
+    # a stored report: of every row, in one scenario
+    stored_gate = Gate(metric="speedup", over=StoredReport(report="x"), min=1.0, scenario="s")
+    assert len(judged_together(names, (SPEED, stored_gate), two)) == 9
+    assert len(judged_together(names, (Gate(metric="accuracy", min=0.5),), two)) == 6
+
+
+def test_the_interval_that_a_gate_judges_says_its_confidence() -> None:
+    one = row("r", 1.01, 1.113)
+    eight = Compare({("r", "eager"): one.speedups}, {}, {}, {S: 0.0}, comparisons=8)
+    assert eight.level == pytest.approx(0.99375)
+    (found, *_) = judge_row(one, {"r": one}, (SPEED, COSINE), eight)
+    assert "1.060x [1.010, 1.113] (99.4 %, one of 8 judged together) at batch=1" in found.reason
+    many = Compare({("r", "eager"): one.speedups}, {}, {}, {S: 0.0}, comparisons=300)
+    assert "(99.98 %, one of 300" in judge_row(one, {"r": one}, (SPEED, COSINE), many)[0].reason
+    alone = Compare({("r", "eager"): one.speedups}, {}, {}, {S: 0.0})
+    assert "judged together" not in judge_row(one, {"r": one}, (SPEED, COSINE), alone)[0].reason

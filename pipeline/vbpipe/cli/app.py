@@ -9,6 +9,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from vbpipe.cli.amounts import seconds, share
 from vbpipe.errors import UsageError
 
 # typer brings its own copy of click since 0.26, and used the real one before: this finds the class of either.
@@ -166,8 +167,12 @@ def bench(
     store: StorePath = DEFAULT_STORE,
     inputs: Annotated[Optional[Path], typer.Option(help="For things: arrays (.npz, .safetensors).")] = None,  # noqa: UP045
     threads: Annotated[Optional[int], typer.Option(min=1, help="For things: the same for all.")] = None,  # noqa: UP045
-    precision: Annotated[float, typer.Option(min=0.001, max=1, help="For things: half width to reach.")] = 0.02,
-    budget: Annotated[float, typer.Option(min=1, help="For things: seconds.")] = 60.0,
+    precision: Annotated[
+        float, typer.Option(parser=share, metavar="SHARE", help="For things: half width to reach, 1% or 0.01.")
+    ] = 0.02,
+    budget: Annotated[
+        float, typer.Option(parser=seconds, metavar="TIME", help="For things: the most to spend, 90s or 10m.")
+    ] = 60.0,
     json: Json = False,
 ) -> None:
     """Measure again, here: a recipe's rows, or any things against the first of them."""
@@ -185,8 +190,19 @@ def report(
     report: Annotated[Path, typer.Argument(metavar="REPORT", help="A report.json.")],
     format: Annotated[str, typer.Option(help="table, figures, markdown, junit or json.")] = "table",  # noqa: A002
     out: Annotated[Optional[Path], typer.Option(help="Write it here instead of stdout.")] = None,  # noqa: UP045
+    against: Annotated[Optional[Path], typer.Option(help="Compare it with this report.json.")] = None,  # noqa: UP045
+    across_hosts: Annotated[
+        bool, typer.Option("--across-hosts", help="For --against: also where the hosts are unequal, under a banner.")
+    ] = False,
 ) -> None:
-    """Print a report in another form."""
+    """Print a report in another form, or compare it with another report."""
+    if across_hosts and against is None:
+        raise UsageError("it is for --against, which is missing.", where="--across-hosts")
+    if against is not None:
+        from vbpipe.cli.report import render_comparison
+
+        render_comparison(report, against, format, out, across_hosts=across_hosts)
+        return
     from vbpipe.cli.report import render_report
 
     render_report(report, format, out)
@@ -212,11 +228,28 @@ def doctor(
         bool, typer.Option("--noise", help="Try the measuring here: a workload against copies of itself.")
     ] = False,
     trials: Annotated[int, typer.Option(min=1, help="For --noise: of each delay (0, 3 % and 5 %).")] = 5,
-    budget: Annotated[float, typer.Option(min=1, help="For --noise: seconds a trial.")] = 10.0,
+    budget: Annotated[
+        float, typer.Option(parser=seconds, metavar="TIME", help="For --noise: a trial's time, 10s or 1m.")
+    ] = 10.0,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure what this host can do at most; reports show shares of it."),
+    ] = False,
+    threads: Annotated[
+        list[int],
+        typer.Option(min=1, help="For --measure: threads; may be given again. Default: one, and all cores."),
+    ] = [],  # noqa: B006
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
     """Say what this host can build and run, and the command that adds what is missing."""
+    if noise and measure:
+        raise UsageError("--noise and --measure are two commands.", hint="Give one of them.")
+    if measure:
+        from vbpipe.cli.doctor import measure_here
+
+        measure_here(threads, as_json=json)
+        return
     if noise:
         from vbpipe.cli.noise import try_noise
 

@@ -92,6 +92,15 @@ class Target(Spec):
     options: Mapping[str, Any] = {}
 
 
+class StoredReport(Spec):
+    """A report of an earlier build, to compare with what it says of the same target."""
+
+    report: str
+    """A report.json in the recipe's folder; its bytes are part of the gate's cache key."""
+    row: str | None = None
+    """The step in it; the one of the same name when absent."""
+
+
 class Gate(Spec):
     """A rule on one measured figure. What can't be told never passes."""
 
@@ -99,8 +108,9 @@ class Gate(Spec):
     """`speedup`; a fidelity figure (`cosine`, `cosine_min`, `sqnr_db`, `max_abs`, `max_relative`, `top1_agreement`);
     `p50_ms`, `p90_ms`, `p99_ms`, `throughput` (rows a second), `first_ms`, `switch_ms` in each scenario; `process_s`,
     `load_s`, `peak_rss_mib`, `size_mb`; or a metric of `data.evaluation`."""
-    over: str = "eager"
-    """What it is compared with: `eager`, `previous` (the step before), or the name of a variant."""
+    over: str | StoredReport = "eager"
+    """What it is compared with: `eager`, `previous` (the step before), the name of a variant, or a stored report. For
+    a stored report, `speedup` is this step's speed-up over eager divided by the one there."""
     min: float | None = None
     max: float | None = None
     max_drop: float | None = None

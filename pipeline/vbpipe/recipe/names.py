@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import cast
 
 from vbpipe.decide import BASELINE, MEASURED
 from vbpipe.errors import Problem
@@ -20,6 +21,27 @@ def check_names(root: Node) -> Iterator[Problem]:
     yield from _outputs(root)
     yield from _scenarios(root)
     yield from _gates(root)
+
+
+def gate_scenarios(gate: Node, root: Node) -> tuple[str, ...]:
+    """Return the scenarios that a gate holds for, named as reports name them: each with every symbol, in their order.
+
+    Sizes of the wrong type are passed over, as they are reported anyway.
+    """
+    shapes = entries(locate(root, "model", "shapes"))
+    optimum = {name: plain(child(node, "opt") or node) for name, node in shapes.items()}
+    scenario = child(gate, "scenario")
+    if scenario is not None and isinstance(scenario.value, str):
+        written = dict(part.split("=", 1) for part in scenario.value.replace(" ", "").split(",") if "=" in part)
+        asked: list[dict[str, object]] = [{name: int(size) for name, size in written.items() if size.isdecimal()}]
+    else:
+        asked = [
+            {name: plain(size) for name, size in entries(sizes).items()}
+            for stage in entries(child(root, "stages")).values()
+            for sizes in items(child(stage, "scenarios"))
+        ]
+    complete = ({**optimum, **sizes} for sizes in asked or [{}])
+    return tuple(describe(cast("dict[str, int]", s)) for s in complete if all(isinstance(v, int) for v in s.values()))
 
 
 def _input_names(root: Node) -> Iterator[Problem]:
@@ -92,17 +114,16 @@ def _gates(root: Node) -> Iterator[Problem]:
     has_evaluation = evaluation is not None and evaluation.value is not None
     scenarios = _scenario_names(root)
     for gate in items(child(root, "gates")):
-        over, metric, scenario = (_text(child(gate, key)) for key in ("over", "metric", "scenario"))
-        if over and over[1] not in there:
-            message = (
-                f"there is no {quote(over[1])} to compare with.{suggest(over[1], there)}{listing('There are', there)}"
-            )
-            yield over[0].problem(message)
+        metric, scenario, over = _text(child(gate, "metric")), _text(child(gate, "scenario")), child(gate, "over")
+        if over and isinstance(over.value, str) and over.value not in there:
+            message = f"there is no {quote(over.value)} to compare with."
+            yield over.place.problem(f"{message}{suggest(over.value, there)}{listing('There are', there)}")
         wrong = list(_metric(*metric, has_evaluation)) if metric else []
         yield from wrong
-        if over and metric and not wrong and metric[1] != "speedup" and child(gate, "max_drop") is None:
+        compared = over is not None and isinstance(over.value, str | Mapping)
+        if over and compared and metric and not wrong and metric[1] != "speedup" and not child(gate, "max_drop"):
             message = f"min and max of {quote(metric[1])} are not over anything. over is for speedup and max_drop."
-            yield over[0].problem(message)
+            yield over.place.problem(message)
         if scenario and scenarios and scenario[1] not in scenarios:
             names = set(scenarios.values())
             message = f"no scenario {quote(scenario[1])}.{suggest(scenario[1], names)}{listing('Scenarios', names)}"
