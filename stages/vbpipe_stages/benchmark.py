@@ -59,7 +59,8 @@ class Benchmark(Spec):
     """Fresh sets of processes; the interval is taken over them."""
     max_groups: Annotated[int, Field(ge=2, le=1000)] = 40
     call_timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    """A row whose engine takes longer for one call is hung, and is not measured."""
+    """A row whose engine takes longer for one call is hung, and is not measured. Opening and the first calls have two
+    minutes, or this if it is more; later requests get ten times what their calls have taken so far on top."""
     memory_limit_mib: Annotated[int, Field(ge=1)] | None = None
     """The most address space that the process of a row may take; no limit when absent."""
 

@@ -75,7 +75,7 @@ class Gate(Spec):
             for name in self._row_names()
             if name in inputs
         }
-        compare = self._compare(measurement, rows, site.root)
+        compare = self._compare(measurement, rows, site.root, subjects["recipe"])
         judged = {name: decide.judge_row(row, rows, self.gates, compare) for name, row in rows.items()}
         verdicts = [self._judge_variant(v, chain, judged, rows) for v, chain in self.chains.items()]
         shipped = decide.ship(verdicts, rows)
@@ -106,7 +106,7 @@ class Gate(Spec):
     def _stored_gates(self) -> Iterator[tuple[GateRule, StoredReport]]:
         return ((gate, gate.over) for gate in self.gates if isinstance(gate.over, StoredReport))
 
-    def _compare(self, measurement: Measurement, rows: Mapping[str, Row], root: Path) -> Compare:
+    def _compare(self, measurement: Measurement, rows: Mapping[str, Row], root: Path, recipe: str | None) -> Compare:
         noise = {scenario: measure.noise_floor(measurement, scenario) for scenario in measurement.scenarios}
         finals = {variant: chain[-1] for variant, chain in self.chains.items()}
         asked = Compare(ratios={}, previous=dict(self.previous), finals=finals, noise=noise)
@@ -115,16 +115,16 @@ class Gate(Spec):
         asked = replace(asked, comparisons=max(1, len(together)))
         pairs = {(name, BASELINE if isinstance(over, StoredReport) else over) for name, over, _ in together}
         ratios = {pair: _ratios(measurement, *pair, comparisons=asked.comparisons) for pair in sorted(pairs)}
-        return replace(asked, ratios=ratios, stored=self._read_stored(measurement, rows, root, asked.level))
+        return replace(asked, ratios=ratios, stored=self._read_stored(measurement, rows, root, recipe, asked.level))
 
     def _read_stored(
-        self, measurement: Measurement, rows: Mapping[str, Row], root: Path, level: float
+        self, measurement: Measurement, rows: Mapping[str, Row], root: Path, recipe: str | None, level: float
     ) -> dict[str, Stored]:
         """Return the reports that gates compare with; raises UsageError where one lacks what a gate needs."""
         here = {**measure.host_identity(), "threads": str(measurement.settings.threads)}
         assert self.target is not None or not any(self._stored_gates()), "for_target() sets it"
         found = {
-            over.report: stored_target(root / over.report, self.target or "", here, level)
+            over.report: stored_target(root / over.report, self.target or "", here, level, recipe)
             for _, over in self._stored_gates()
         }
         for gate, over in self._stored_gates():
@@ -209,7 +209,7 @@ def _row(
 def _times(measurement: Measurement, name: str, work: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
     """Return the measured figures that a gate may name; those of a scenario as "p50_ms@batch=1"."""
     cold = measure.cold_start(measurement, name)
-    if cold is None:
+    if cold is None or name not in measurement.measured:  # some groups' times of one that failed later are no figure
         return {}
     figures = {"process_s": cold.process_s, "load_s": cold.load_s, "peak_rss_mib": cold.peak_rss_mib}
     figures |= {f"first_ms@{scenario}": value for scenario, value in cold.first_ms.items()}
@@ -271,6 +271,8 @@ def _overall_verdict(measurement: Measurement, name: str, floor: Mapping[str, fl
 
 
 def _latency(measurement: Measurement, name: str) -> dict[str, Mapping[str, Any]]:
+    if name not in measurement.measured:
+        return {}
     found = {s: measure.latency(measurement, name, s) for s in measurement.scenarios}
     return {s: asdict(facts) for s, facts in found.items() if facts is not None}
 

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from vbpipe.decide import (
     Compare,
@@ -293,11 +294,38 @@ def test_what_eager_differed_from_itself_counts_in_both_runs() -> None:
 @pytest.mark.parametrize("here", [Figure(9.0, 8.9, 9.1), Figure(0.1, 0.09, 0.11)])
 def test_speeds_of_unequal_machines_are_never_passed_nor_failed(here: Figure) -> None:
     unequal = stored(Figure(1.0, 0.99, 1.01), "cores: 2 of 2 here, 8 of 8 there", throughput=Figure(10.0))
-    one = row("r", 2, 2.1, throughput=1.0)
-    gates = (Gate(metric="speedup", over=LAST, min=1.0), Gate(metric="throughput", over=LAST, max_drop=1.0))
-    found = judge_row(one, {"r": one}, gates, against(unequal, r=here))[:2]
-    assert [result.outcome for result in found] == ["inconclusive", "inconclusive"]
-    assert all("cores: 2 of 2 here, 8 of 8 there" in result.reason for result in found)
+    one = row("r", 2, 2.1)
+    gates = (Gate(metric="speedup", over=LAST, min=1.0),)
+    (found, *_) = judge_row(one, {"r": one}, gates, against(unequal, r=here))
+    assert found.outcome == "inconclusive"
+    assert "cores: 2 of 2 here, 8 of 8 there" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("metric", "over", "said"),
+    [
+        ("speedup", "previous", "write `min: 0.97`"),
+        ("speedup", {"report": "last.json"}, "write `min: 0.97`"),
+        ("p50_ms", "eager", "better low: use max"),
+        ("size_mb", {"report": "last.json"}, "better low: use max"),
+        ("max_abs", "eager", "better low: use max"),
+        ("throughput", {"report": "last.json"}, "use speedup"),
+    ],
+)
+def test_a_drop_that_would_bound_nothing_or_the_wrong_side_is_refused(metric: str, over: object, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Gate.model_validate({"metric": metric, "over": over, "max_drop": 0.05})
+    assert Gate.model_validate({"metric": "throughput", "max_drop": 5.0}).max_drop == 5.0
+
+
+def test_an_interval_without_bounds_and_a_missing_control_have_reasons_of_their_own() -> None:
+    one = row("r", 1.5, 1.6)
+    (no_control, *_) = judged(one, SPEED, noise=math.inf)
+    assert "without a second worker of eager" in no_control.reason
+    single = Row("r", {S: Figure(1.5, 0.0, math.inf)}, one.metrics)
+    (alone, *_) = judged(single, SPEED, noise=0.0)
+    assert "from a single group" in alone.reason
+    assert no_control.outcome == alone.outcome == "inconclusive"
 
 
 @pytest.mark.parametrize("differs", ["", "cores: 2 of 2 here, 8 of 8 there"])

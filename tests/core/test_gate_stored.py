@@ -33,7 +33,7 @@ def verdict() -> dict[str, Any]:
 
 def report(**targets: Any) -> dict[str, Any]:
     facts = {name: {"threads": 1, "verdict": found} for name, found in targets.items()}
-    return {"report": 1, "targets": facts}
+    return {"report": 1, "recipe": {"name": "tiny"}, "targets": facts}
 
 
 def kept(folder: Path, body: object) -> Path:
@@ -56,6 +56,8 @@ def test_a_target_is_read_as_gates_judge_it(tmp_path: Path) -> None:
 def test_an_interval_is_widened_to_the_level_that_is_asked_for() -> None:
     wider = t_quantile(0.9975, 7) / t_quantile(0.975, 7)
     found = read_ratio(RATIO, 0.995)
+    wild = read_ratio({"value": 1.0, "low": 1e-8, "high": 1e8, "groups": 2}, 0.9999)
+    assert (wild.low, wild.high) == (0.0, math.inf)
     assert found.low == pytest.approx(2.0 * (1.9 / 2.0) ** wider)
     assert found.high == pytest.approx(2.0 * (2.0 / 1.9) ** wider)
 
@@ -131,8 +133,17 @@ def test_a_gate_over_a_stored_report_is_read(recipe: Path) -> None:
     assert Gate.model_validate_json(loaded.gates[-1].model_dump_json()) == loaded.gates[-1]
 
 
-def test_a_report_that_is_not_there_yet_is_left_to_the_gate(recipe: Path) -> None:
-    assert problems(recipe) == []
+def test_a_report_that_is_not_there_is_a_problem_of_the_recipe_before_anything_is_measured(recipe: Path) -> None:
+    (recipe.parent / "kept").mkdir()
+    (recipe.parent / "kept" / "lsat.json").touch()
+    (found,) = problems(recipe)
+    assert found == "gates[3].over.report: no file 'kept/last.json' beside the recipe. Did you mean 'kept/lsat.json'?"
+
+
+def test_a_report_of_another_recipe_is_refused(recipe: Path) -> None:
+    kept(recipe.parent, {**report(cpu=verdict()), "recipe": {"name": "other"}})
+    (found,) = problems(recipe)
+    assert "it is of recipe 'other', not of 'tiny'" in found
 
 
 @pytest.mark.parametrize("name", ["../last.json", "/etc/hostname"])

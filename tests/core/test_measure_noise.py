@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from vbpipe import samples
@@ -48,9 +49,25 @@ def test_shares_are_counted_over_trials() -> None:
     assert (slow.wrong, slow.found, slow.covered) == (0.0, 0.5, 1.0)
 
 
+def test_a_trial_of_a_single_group_is_infinitely_wide_and_says_so() -> None:
+    alone = summarize([trial(0.0, "inconclusive", 0.0, math.inf)])
+    assert alone.half_width == math.inf
+    assert "not even two groups" in " ".join(noise.advice([alone], cores=2, load_1m=0.1))
+
+
 def test_advice_names_what_would_help() -> None:
     noisy = summarize([trial(0.0, "inconclusive", 0.8, 1.2)])
     said = " ".join(noise.advice([noisy], cores=2, load_1m=3.0))
     assert "load is 3.0 on 2 cores" in said
     assert "times the budget" in said
     assert noise.advice([summarize([trial(0.0, "same", 0.99, 1.01)])], cores=2, load_1m=0.1) == ()
+
+
+def test_the_smallest_delay_found_counts_only_if_all_larger_ones_were_found_too() -> None:
+    equal = summarize([trial(0.0, "inconclusive", 0.9, 1.1)])
+    missed = {d: summarize([trial(d, "inconclusive", 0.9, 1.1)]) for d in (0.03, 0.05)}
+    found = {d: summarize([trial(d, "slower", 0.9, 1.0)]) for d in (0.03, 0.05)}
+    assert noise.reliably_found([equal, found[0.03], found[0.05]]) == 0.03
+    assert noise.reliably_found([equal, missed[0.03], found[0.05]]) == 0.05
+    assert noise.reliably_found([equal, found[0.03], missed[0.05]]) is None
+    assert noise.reliably_found([equal]) is None

@@ -71,7 +71,8 @@ def test_swapping_the_two_sides_mirrors_the_verdict(values: list[float], floor: 
     back = Ratio("b", "a", "s", math.exp(-centre), math.exp(-centre - half), math.exp(-centre + half), 2, 0.95)
     mirrored = {"faster": "slower", "slower": "faster", "same": "same", "inconclusive": "inconclusive"}
     edges = (abs(centre - half), abs(centre + half), abs(centre))
-    close = min(abs(edge - math.log(1.02)) for edge in edges) < 1e-9 or abs(widen(forward.value, forward.low, forward.high, floor)[0] - 1) < 1e-9
+    least, _ = widen(forward.value, forward.low, forward.high, floor)
+    close = min(*(abs(edge - math.log(1.02)) for edge in edges), abs(least - 1)) < 1e-9
     if not close:
         assert verdict(back, 0.02, floor) == mirrored[verdict(forward, 0.02, floor)]
 
@@ -294,6 +295,13 @@ def test_the_baseline_counts_by_the_mean_of_both_its_workers_but_not_against_its
     assert group_values(found, "base", "cand", "s") == pytest.approx((-between, -between))
     assert group_values(found, "base#aa", "base", "s") == pytest.approx((-math.log(2), -math.log(2)))
     assert group_values(found, "base", "base#aa", "s") == pytest.approx((math.log(2), math.log(2)))
+
+
+def test_two_groups_that_disagree_wildly_give_an_interval_without_bounds() -> None:
+    found = measurement({"base": [[[200]], [[2000]]], "cand": [[[100]], [[100]]]})
+    wild = ratio(found, "cand", "base", "s", comparisons=1000)
+    assert (wild.low, wild.high) == (0.0, math.inf)
+    assert widen(1.0, 1e-200, 1e200, 0.1) == (0.0, math.inf)
 
 
 def test_more_comparisons_widen_the_interval() -> None:

@@ -53,8 +53,23 @@ def test_what_only_one_report_has_is_said() -> None:
     found = compare_reports(report({"a": {"s": 2.0}, "b": {"s": 2.0}}), report({"a": {"s": 2.0, "t": 1.0}}))
     assert found.notes == ("measured only here: b at s on cpu.", "measured only there: a at t on cpu.")
     more = report({"a": {"s": 2.0}})
-    more["targets"]["gpu"] = {"threads": 1, "verdict": None}
-    assert compare_reports(more, report({"a": {"s": 2.0}})).notes == ("only here: target gpu.",)
+    more["targets"]["gpu"] = {"threads": 1, "verdict": None}  # judged on neither side
+    assert compare_reports(more, report({"a": {"s": 2.0}})).notes == ()
+
+
+def test_a_target_that_only_one_side_has_judged_is_said_to_be_so() -> None:
+    more = report({"a": {"s": 2.0}})
+    more["targets"]["gpu"] = more["targets"]["cpu"]
+    less = report({"a": {"s": 2.0}})
+    less["targets"]["gpu"] = {"threads": 1, "verdict": None}
+    assert compare_reports(more, less).notes == ("judged only here: target gpu.",)
+    assert compare_reports(less, more).notes == ("judged only there: target gpu.",)
+
+
+def test_reports_of_different_recipes_are_not_compared() -> None:
+    other = {**report({"a": {"s": 2.0}}), "recipe": {"name": "other"}}
+    with pytest.raises(UsageError, match="different recipes: 'm' here, 'other' there"):
+        compare_reports(report({"a": {"s": 2.0}}), other)
 
 
 def test_a_step_with_one_group_has_no_interval() -> None:

@@ -66,6 +66,8 @@ BAD: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "hang": ("hang", "timed", ("hung: no answer for ",)),
     "garbage": ("garbage", "timed", (PIPE,)),
     "forge": ("forge", "soon", (PIPE,)),
+    "forge_empty": ("forge_empty", "soon", (PIPE,)),
+    "chatter": ("chatter", "timed", (PIPE,)),
     "flood": ("flood", "soon", (PIPE,)),
     "leak": ("leak", "soon", ("failed: ", "MemoryError", f"It ran out of memory: it was {ALLOWED}.")),
     "native_leak": ("native_leak", "soon", ("crashed: its process was ended by SIGSEGV.", f"It was {ALLOWED}")),

@@ -23,7 +23,7 @@ from vbpipe_stages.gate import Gate
 HOST = host_facts()
 S = "batch=1"
 SETTINGS = Settings(min_groups=8, max_groups=8)
-SUBJECT_FACTS = {"gpu": "none seen", "libraries": {"numpy": "2.0"}}
+SUBJECT_FACTS = {"recipe": "m", "gpu": "none seen", "libraries": {"numpy": "2.0"}}
 
 
 def measurement(speedups: Mapping[str, Sequence[float]]) -> Measurement:
@@ -80,7 +80,7 @@ def artifact(folder: Path, name: str, files: Mapping[str, str]) -> Artifact:
 def report(folder: Path, verdict: Mapping[str, Any], **host: str) -> StoredReport:
     """Keep a verdict as a report of an earlier build."""
     changed = {**verdict, "host": {**verdict["host"], **host}}
-    body = {"report": 1, "targets": {"cpu": {"threads": SETTINGS.threads, "verdict": changed}}}
+    body = {"report": 1, "recipe": {"name": "m"}, "targets": {"cpu": {"threads": SETTINGS.threads, "verdict": changed}}}
     folder.mkdir(exist_ok=True)
     (folder / "last.json").write_text(json.dumps(body))
     return StoredReport(report="last.json")
@@ -158,11 +158,9 @@ def test_an_unequal_host_leaves_speed_undecided_and_quality_decided(tmp_path: Pa
     gates = (
         Rule(metric="speedup", over=over, min=1.0),
         Rule(metric="accuracy", over=over, max_drop=0.01),
-        Rule(metric="size_mb", over=over, max_drop=0.5),
-        Rule(metric="throughput", over=over, max_drop=0.5),
     )
-    found = judge(tmp_path / "now", {"v0/engine": [2.0, 2.01] * 4}, *gates)["rows"]["v0/engine"]["gates"][:4]
-    assert [result["outcome"] for result in found] == ["inconclusive", "pass", "pass", "inconclusive"]
+    found = judge(tmp_path / "now", {"v0/engine": [2.0, 2.01] * 4}, *gates)["rows"]["v0/engine"]["gates"][:2]
+    assert [result["outcome"] for result in found] == ["inconclusive", "pass"]
     ours = host_identity()["processor"]
     assert f"processor: {ours} here, Another CPU there)" in found[0]["reason"]
 

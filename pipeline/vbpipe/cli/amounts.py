@@ -11,7 +11,7 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 def share(text: str) -> float:
     """Return a share: 0.01 from "1%" or "0.01"; raises BadParameter outside 0.001 to 1."""
-    stripped = text.strip()
+    stripped = str(text).strip()  # typer hands over defaults as well, which are numbers
     value = _number(stripped.removesuffix("%")) / (100 if stripped.endswith("%") else 1)
     if not 0.001 <= value <= 1:
         raise typer.BadParameter(f"{text!r} is no share from 0.1% to 100%; write 1% or 0.01.")
@@ -20,7 +20,7 @@ def share(text: str) -> float:
 
 def seconds(text: str) -> float:
     """Return seconds: 90.0 from "90", "90s" or "1.5m"; hours are "h". Raises BadParameter below one second."""
-    stripped = text.strip()
+    stripped = str(text).strip()
     unit = _UNITS_S.get(stripped[-1:])
     value = _number(stripped[:-1] if unit else stripped) * (unit or 1.0)
     if not 1 <= value < math.inf:

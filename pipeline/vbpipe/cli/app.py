@@ -245,6 +245,8 @@ def doctor(
     """Say what this host can build and run, and the command that adds what is missing."""
     if noise and measure:
         raise UsageError("--noise and --measure are two commands.", hint="Give one of them.")
+    if threads and not measure:
+        raise UsageError("it is for --measure, which is missing.", where="--threads")
     if measure:
         from vbpipe.cli.doctor import measure_here
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from dataclasses import asdict
@@ -32,9 +33,10 @@ def try_noise(trials: int, budget_s: float, *, as_json: bool) -> None:
             trials,
             lambda trial: console.print(f"  delay {trial.delay:.0%}: {trial.verdict}", markup=False),
         )
+    smallest = noise.reliably_found(found)
     advice = noise.advice(found, len(os.sched_getaffinity(0)), os.getloadavg()[0])
     if as_json:
-        print_json({"delays": [asdict(one) for one in found], "advice": advice})
+        print_json({"delays": [_as_json(one) for one in found], "reliably_found": smallest, "advice": advice})
         return
     rows = tuple(_row(one) for one in found)
     columns = (
@@ -48,8 +50,15 @@ def try_noise(trials: int, budget_s: float, *, as_json: bool) -> None:
     )
     console = stdout()
     print_grid(console, Grid(f"{trials} trials each, {budget_s:g} s a trial", columns, rows))
+    told = f"differences from {smallest:.0%} on" if smallest else "none of these differences"
+    console.print(f"found in at least {noise.RELIABLE:.0%} of trials: {told}", markup=False, soft_wrap=True)
     for sentence in advice:
         console.print(sentence, markup=False, soft_wrap=True)
+
+
+def _as_json(one: noise.NoiseSummary) -> dict[str, float | None]:
+    """Return the figures; what has no bound is null, for JSON knows no infinity."""
+    return {name: value if math.isfinite(value) else None for name, value in asdict(one).items()}
 
 
 def _row(one: noise.NoiseSummary) -> tuple[Cell, ...]:

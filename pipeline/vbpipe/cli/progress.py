@@ -134,7 +134,7 @@ class LiveReporter:
         task = self._tasks.get(step.id)
         if task is not None:
             total, completed = (None, 0.0) if fraction is None else (1.0, fraction)
-            self.bars.update(task, total=total, completed=completed, note=message[:60])
+            self.bars.update(task, total=total, completed=completed, note=message[:100])
 
     def waiting(self, step: Step, holder: Holder) -> None:
         self.lines.waiting(step, holder)

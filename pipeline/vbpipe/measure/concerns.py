@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from vbpipe.measure.record import Concern, Measurement, ScenarioRun, WorkerRun
-from vbpipe.measure.statistics import group_values, interval, noise_floor, ratio
+from vbpipe.measure.statistics import interval, noise_floor, ratio
 
 _BUSY_CPUS = 0.15
 _STEAL_SHARE = 0.01
@@ -65,9 +65,7 @@ def _precision(measurement: Measurement) -> Iterator[Concern]:
     wanted = measurement.settings.precision
     others = [name for name in measurement.measured if name not in (measurement.baseline, measurement.control)]
     widths = {
-        f"{name} in {scenario}": math.expm1(
-            min(interval(group_values(measurement, name, measurement.baseline, scenario))[1], 5.0)
-        )
+        f"{name} in {scenario}": min(ratio(measurement, name, measurement.baseline, scenario).half_width, 100.0)
         for name in others
         for scenario in measurement.scenarios
     }

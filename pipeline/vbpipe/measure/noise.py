@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from vbpipe.measure.statistics import Verdict, noise_floor, ratio, verdict
 
 NAIVE_CALLS = 20
 NAIVE_THRESHOLD = 0.02
+RELIABLE = 0.9
+"""Share of trials from which on a difference counts as reliably found."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,11 @@ class Trial:
     naive: float
     groups: int
     seconds: float
+
+    @property
+    def half_width(self) -> float:
+        """Return half the interval's width, relative to the value; infinite where one group was all that fitted."""
+        return math.sqrt(self.high / self.low) - 1 if self.low > 0 else math.inf
 
     @property
     def covered(self) -> bool:
@@ -114,7 +122,7 @@ def summarize(trials: Sequence[Trial]) -> NoiseSummary:
         naive_wrong=fmean(trial.naive_wrong for trial in trials),
         found=fmean(trial.verdict == "slower" for trial in trials),
         covered=fmean(trial.covered for trial in trials),
-        half_width=median((trial.high / trial.low) ** 0.5 - 1 for trial in trials),
+        half_width=median(trial.half_width for trial in trials),
         floor=median(trial.floor for trial in trials),
         seconds=fmean(trial.seconds for trial in trials),
     )
@@ -138,13 +146,25 @@ def run_trials(
     return tuple(summarize(of_one) for of_one in trials.values())
 
 
+def reliably_found(summaries: Sequence[NoiseSummary]) -> float | None:
+    """Return the smallest delay that, like all larger ones, was found in nine of ten trials; None if none was."""
+    smallest = None
+    for summary in sorted((one for one in summaries if one.delay > 0), key=lambda one: -one.delay):
+        if summary.found < RELIABLE:
+            break
+        smallest = summary.delay
+    return smallest
+
+
 def advice(summaries: Sequence[NoiseSummary], cores: int, load_1m: float) -> tuple[str, ...]:
     """Return what would make this host tell smaller differences apart."""
     found: list[str] = []
     worst = max(summary.half_width for summary in summaries)
     if load_1m > 0.5 * cores:
         found.append(f"the load is {load_1m:.1f} on {cores} cores: close what else is running.")
-    if worst > 0.02:
+    if worst == math.inf:
+        found.append("not even two groups fit into the budget: give several times as much.")
+    elif worst > 0.02:
         factor = (worst / 0.02) ** 2
         found.append(f"intervals are +-{worst:.1%}; for +-2 % give about {factor:.0f} times the budget (budget_s).")
     if any(summary.floor > 0.02 for summary in summaries):

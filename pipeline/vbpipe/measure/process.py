@@ -68,6 +68,7 @@ class Worker:
         self._unread = b""
         self._began = 0.0
         self._asked: messages.Request | None = None
+        self._progressed = 0
         self._memory_limit_mib: int | None = None
         self.start_s = 0.0
         """From starting the interpreter to the first sign of a loaded engine."""
@@ -170,15 +171,27 @@ class Worker:
             return self._raised(reply)
         if isinstance(reply, messages.Wrong):
             return Failure("wrong", reply.message, self._tail())
-        if not isinstance(reply, (messages.Progress, self._awaited())):
+        if not self._fits(reply):
             return self._strange()
         if not self.start_s:
             self.start_s = time.monotonic() - self._began
         return reply
 
-    def _awaited(self) -> type[messages.Reply]:
-        assert self._asked is not None, "a worker starts with its first request"
-        return _ANSWERS[type(self._asked)]
+    def _fits(self, reply: messages.Reply) -> bool:
+        """Return whether the reply is one to the request, with as many times as were asked for and none below zero."""
+        asked = self._asked
+        assert asked is not None, "a worker starts with its first request"
+        if isinstance(reply, messages.Progress):
+            self._progressed += 1
+            return isinstance(asked, messages.Open) and self._progressed <= 1 + len(asked.loads)
+        if not isinstance(reply, _ANSWERS[type(asked)]):
+            return False
+        if isinstance(reply, messages.Opened):
+            assert isinstance(asked, messages.Open), "the table above says so"
+            return reply.first_call_ms.keys() == {load.scenario for load in asked.loads}
+        if isinstance(reply, messages.Timed):
+            return isinstance(asked, messages.Time) and len(reply.ns) == asked.calls and min(reply.ns) > 0
+        return not isinstance(reply, messages.Warmed) or (len(reply.ns) > 0 and min(reply.ns) > 0)
 
     def _strange(self) -> Failure:
         return Failure("failed", "it wrote into the pipe that is for messages only.", self._tail())

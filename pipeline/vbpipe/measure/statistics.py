@@ -30,6 +30,8 @@ _LOOKING = 0.7
 to agree: plain t intervals then miss the truth up to 6.9 % of the time (simulated: 8 to 40 normal groups), these 5.0 %.
 """
 _TREND_BLOCKS = 10
+_UNBOUNDED = 100.0
+"""On the log scale: an interval that reaches so far, from two groups that disagree, says nothing."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ def ratio(measurement: Measurement, candidate: str, over: str, scenario: str, *,
     values = group_values(measurement, candidate, over, scenario)
     level = 1 - (1 - _LEVEL) / comparisons
     centre, half = interval(values, spent_level(measurement.settings, level))
-    low, high = (math.exp(centre - half), math.exp(centre + half)) if half < math.inf else (0.0, math.inf)
+    bounded = half < _UNBOUNDED
+    low, high = (math.exp(centre - half), math.exp(centre + half)) if bounded else (0.0, math.inf)
     return Ratio(candidate, over, scenario, math.exp(centre), low, high, len(values), level)
 
 
@@ -189,11 +192,13 @@ def verdict(found: Ratio, margin: float, noise_floor: float) -> Verdict:
 def widen(value: float, low: float, high: float, noise_floor: float) -> tuple[float, float]:
     """Return a ratio's interval with the noise floor as one more error in it: 0 and infinity when either has no bound.
 
-    The two come from different processes and are independent, so their widths add as squares, on the log scale.
+    The two are uncorrelated, so their widths add as squares, on the log scale.
     """
     if low <= 0 or math.inf in (high, noise_floor):
         return 0.0, math.inf
     floor = math.log1p(noise_floor)
+    if math.log(high / low) > 2 * _UNBOUNDED:
+        return 0.0, math.inf
     below, above = math.hypot(math.log(value / low), floor), math.hypot(math.log(high / value), floor)
     return value * math.exp(-below), value * math.exp(above)
 

@@ -40,10 +40,7 @@ class SourceFiles:
     _read: dict[Path, Defined | Problem] = field(default_factory=dict)
 
     def check(self, root: Node) -> Iterator[Problem]:
-        """Yield every file outside the folder or missing, broken Python file, missing function and unfit stored report.
-
-        A stored report may be missing: then the gate says so, when it needs it.
-        """
+        """Yield every file that is outside or missing, broken Python, missing function and unfit stored report."""
         for steps in _REFERENCES:
             node = locate(root, *steps)
             if node is not None and isinstance(node.value, str) and ":" in node.value:
@@ -58,10 +55,10 @@ class SourceFiles:
                 yield from self._stored(report, report.value, gate, root)
 
     def _stored(self, node: Node, name: str, gate: Node, root: Node) -> Iterator[Problem]:
-        wrong = self._wrong_file(name, may_lack=True)
+        wrong = self._wrong_file(name)
         if wrong:
             yield node.place.problem(wrong)
-        elif (self.folder / name).exists():
+        else:
             yield from check_stored(node, self.folder / name, gate, root)
 
     def _reference(self, node: Node, reference: str) -> Iterator[Problem]:
@@ -91,7 +88,7 @@ class SourceFiles:
             hint = f" Did you mean {quote(beside.as_posix())}?" if (self.folder / beside).is_file() else " Install it."
             yield node.place.problem(f"no module {quote(parts[0])} is installed here.{hint}")
 
-    def _wrong_file(self, name: str, *, may_lack: bool = False) -> str | None:
+    def _wrong_file(self, name: str) -> str | None:
         try:
             path = (self.folder / name).resolve()
             inside = path.is_relative_to(self.folder.resolve()) and not Path(name).is_absolute()
@@ -99,7 +96,7 @@ class SourceFiles:
                 return f"{quote(name)} leads out of the recipe's folder. Move it in there, or pass --allow-outside."
             return None if stat.S_ISREG(path.stat().st_mode) else f"{quote(name)} is not a regular file."
         except FileNotFoundError:
-            return None if may_lack else f"no file {quote(name)} beside the recipe.{self._near(name)}"
+            return f"no file {quote(name)} beside the recipe.{self._near(name)}"
         except (OSError, RuntimeError, ValueError) as error:
             # A loop of links is a RuntimeError up to Python 3.12.
             return f"{quote(name)} can't be read: {getattr(error, 'strerror', None) or error}."

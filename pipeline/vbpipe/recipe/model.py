@@ -101,6 +101,12 @@ class StoredReport(Spec):
     """The step in it; the one of the same name when absent."""
 
 
+_BETTER_LOWER = frozenset(
+    {"p50_ms", "p90_ms", "p99_ms", "first_ms", "switch_ms", "process_s", "load_s", "peak_rss_mib", "size_mb"}
+    | {"max_abs", "max_relative"}
+)
+
+
 class Gate(Spec):
     """A rule on one measured figure. What can't be told never passes."""
 
@@ -114,7 +120,7 @@ class Gate(Spec):
     min: float | None = None
     max: float | None = None
     max_drop: float | None = None
-    """For an evaluation metric: the most it may fall below `over`'s."""
+    """For figures that are better high, such as an evaluation metric: the most it may fall below `over`'s."""
     scenario: str | None = None
     """For figures that each scenario has: only this one ("batch=1,seq=128"); every one when absent."""
 
@@ -122,6 +128,14 @@ class Gate(Spec):
     def _bounded(self) -> Gate:
         if self.min is None and self.max is None and self.max_drop is None:
             raise ValueError("a gate needs one of min, max, max_drop")
+        if self.max_drop is None:
+            return self
+        if self.metric == "speedup":
+            raise ValueError("max_drop is no bound on speedup: write `min: 0.97` for at most 3 % lost")
+        if self.metric in _BETTER_LOWER:
+            raise ValueError(f"max_drop says how far a figure may fall, and {self.metric} is better low: use max")
+        if self.metric == "throughput" and isinstance(self.over, StoredReport):
+            raise ValueError("throughput of another run says as much of the machine as of the step: use speedup")
         return self
 
 

@@ -30,11 +30,13 @@ def check_stored(node: Node, path: Path, gate: Node, root: Node) -> Iterator[Pro
     # Only recipes with such a gate pay for the import.
     from vbpipe.report.stored import stored_target
 
+    name = child(root, "name")
+    recipe = name.value if name is not None and isinstance(name.value, str) else None
     found: list[Stored] = []
     refused: list[UsageError] = []
     for target in entries(child(root, "targets")):
         try:
-            found.append(stored_target(path, target, {}))
+            found.append(stored_target(path, target, {}, recipe=recipe))
         except UsageError as error:
             refused.append(error)
     if refused and not found:
@@ -51,7 +53,8 @@ def _lacking(node: Node, stored: Stored, gate: Node, root: Node) -> Iterator[Pro
     if row is not None and isinstance(row.value, str):
         wrong = lacking(stored, row.value, scenarios)
         if wrong:
-            yield row.place.problem(f"{quote(node.value)}: {wrong}{suggest(row.value, stored.rows)}")
+            near = "" if row.value in stored.rows else suggest(row.value, stored.rows)
+            yield row.place.problem(f"{quote(node.value)}: {wrong}{near}")
         return
     for scenario in scenarios:
         if scenario not in stored.noise:

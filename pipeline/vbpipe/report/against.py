@@ -47,6 +47,13 @@ def compare_reports(here: Mapping[str, Any], there: Mapping[str, Any]) -> Compar
         UsageError: they have no judged target in common, or one is not laid out as a report.
     """
     try:
+        names = [report["recipe"]["name"] for report in (here, there)]
+        if names[0] != names[1]:
+            raise UsageError(
+                f"the reports are of different recipes: {names[0]!r} here, {names[1]!r} there.",
+                where="--against",
+                hint="Compare builds of the same recipe.",
+            )
         judged = [name for name, facts in here["targets"].items() if facts["verdict"] is not None]
         common = [name for name in judged if name in there["targets"] and there["targets"][name]["verdict"] is not None]
         if not common:
@@ -56,8 +63,9 @@ def compare_reports(here: Mapping[str, Any], there: Mapping[str, Any]) -> Compar
                 where="--against",
                 hint="Compare builds of the same recipe.",
             )
-        notes = [f"only here: target {name}." for name in here["targets"] if name not in common]
-        notes += [f"only there: target {name}." for name in there["targets"] if name not in common]
+        notes = [f"judged only here: target {name}." for name in judged if name not in common]
+        also = [name for name, facts in there["targets"].items() if facts["verdict"] is not None]
+        notes += [f"judged only there: target {name}." for name in also if name not in common]
         for target in common:
             notes += _notes(here, there, target)
         return Comparison(

@@ -37,7 +37,9 @@ def differences(here: Mapping[str, str], there: Mapping[str, str]) -> tuple[str,
     )
 
 
-def stored_target(path: Path, target: str, here: Mapping[str, str], level: float = LEVEL) -> Stored:
+def stored_target(
+    path: Path, target: str, here: Mapping[str, str], level: float = LEVEL, recipe: str | None = None
+) -> Stored:
     """Read what a report says of a target.
 
     Args:
@@ -45,12 +47,17 @@ def stored_target(path: Path, target: str, here: Mapping[str, str], level: float
         target: its name, there and here.
         here: the environment that it is compared with.
         level: confidence that its intervals shall have; they are written with LEVEL.
+        recipe: the name that its recipe must have; None for any.
 
     Raises:
         UsageError: the file can't be read, is no report of this version, or has no verdict on such a target.
     """
     report = read_report(path)
     try:
+        if recipe not in (None, report["recipe"]["name"]):
+            raise UsageError(
+                f"it is of recipe {report['recipe']['name']!r}, not of {recipe!r}.", where=str(path), hint=_RENEW
+            )
         if target not in report["targets"]:
             there = ", ".join(sorted(report["targets"])) or "none"
             raise UsageError(f"it has no target {target!r}; it has {there}.", where=str(path), hint=_RENEW)
@@ -77,6 +84,8 @@ def read_ratio(ratio: Mapping[str, Any], level: float = LEVEL) -> Figure:
     if low <= 0 or high == math.inf or freedom < 1:
         return Figure(value, 0.0, math.inf)
     wider = t_quantile(0.5 + level / 2, freedom) / t_quantile(0.5 + LEVEL / 2, freedom)
+    if wider * math.log(high / low) > _UNBOUNDED:
+        return Figure(value, 0.0, math.inf)
     return Figure(value, value * (low / value) ** wider, value * (high / value) ** wider)
 
 
@@ -90,6 +99,9 @@ def lacking(stored: Stored, row: str, scenarios: Collection[str]) -> str:
     there = ", ".join(stored.rows[row].speedups) or "none"
     return f"it has no speed-up of {row!r} at {missing[0]}; it has {there}." if missing else ""
 
+
+_UNBOUNDED = 100.0
+"""On the log scale: an interval so wide says nothing, and its ends are no numbers that a machine can hold."""
 
 _RENEW = "Build with the recipe that it is to be compared with, and keep that report.json."
 

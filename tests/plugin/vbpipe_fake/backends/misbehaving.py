@@ -104,6 +104,18 @@ def _forge(run: Run, arrays: Mapping[str, Array]) -> Outputs:
     return run(arrays)
 
 
+def _forge_empty(run: Run, arrays: Mapping[str, Array]) -> Outputs:
+    """Answer in the place of the worker, with no times at all."""
+    os.write(_message_pipe(), b'{"said": "warmed", "ns": [], "stable": null}\n')
+    return run(arrays)
+
+
+def _chatter(run: Run, arrays: Mapping[str, Array]) -> Outputs:
+    """Say for ever that it is still at it."""
+    while True:
+        os.write(_message_pipe(), b'{"said": "progress"}\n')
+
+
 def _flood(run: Run, arrays: Mapping[str, Array]) -> Outputs:
     while True:
         os.write(_message_pipe(), b"\xff" * 65536)
@@ -153,6 +165,8 @@ _MISDEEDS: Mapping[str, Callable[[Run, Mapping[str, Array]], Outputs]] = {
     "print": _print,
     "garbage": _garbage,
     "forge": _forge,
+    "forge_empty": _forge_empty,
+    "chatter": _chatter,
     "flood": _flood,
     "leak": _leak,
     "native_leak": _native_leak,
