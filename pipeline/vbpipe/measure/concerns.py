@@ -48,6 +48,8 @@ def _noise(measurement: Measurement) -> Iterator[Concern]:
     for scenario in measurement.scenarios:
         same = ratio(measurement, measurement.control, measurement.baseline, scenario)
         floor = noise_floor(measurement, scenario)
+        if floor == math.inf:
+            continue  # from a single group, which is a concern of its own
         if not same.low <= 1 <= same.high and floor > measurement.settings.margin:
             yield Concern(
                 "control_differs", f"{scenario}: the baseline differs from itself by {abs(same.value - 1):.1%}."
