@@ -99,13 +99,30 @@ def plan_blocks(
 
 
 def _calls(call_s: Mapping[Pair, float], block_s: float, least: int) -> dict[Pair, int]:
-    return {pair: max(least, min(_MAX_CALLS, round(block_s / max(each_s, 1e-9)))) for pair, each_s in call_s.items()}
+    return _alike(call_s, block_s, least)
 
 
 def _lead(call_s: Mapping[Pair, float], settings: Settings) -> dict[Pair, int]:
     """Return the untimed calls before a block. They never shrink: without them fast candidates look slower."""
+    return _alike(call_s, settings.lead_s, 1)
+
+
+def _alike(call_s: Mapping[Pair, float], aim_s: float, least: int) -> dict[Pair, int]:
+    """Return how many calls take about `aim_s`: in a scenario the same number for all that are about as fast.
+
+    That is the number for the fastest, where it takes the others at most twice the aim. A worker that takes over gets
+    faster from call to call, and a median of five calls is not one of seven: numbers of their own would favour the
+    faster one, which is timed later.
+    """
+    fastest_s: dict[str, float] = {}
+    for (_, scenario), each_s in call_s.items():
+        fastest_s[scenario] = min(fastest_s.get(scenario, math.inf), max(each_s, 1e-9))
     return {
-        pair: max(1, min(_MAX_CALLS, math.ceil(settings.lead_s / max(each_s, 1e-9)))) for pair, each_s in call_s.items()
+        pair: max(
+            least,
+            min(_MAX_CALLS, math.ceil(aim_s / fastest_s[pair[1]]), math.ceil(2 * aim_s / max(each_s, 1e-9))),
+        )
+        for pair, each_s in call_s.items()
     }
 
 
