@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from vbpipe.recipe import Recipe, Target
+    from vbpipe.recipe.model import Model
 
 Meta = Mapping[str, Any]
 """Small JSON facts about an artifact: shapes, counts, versions, notes."""
@@ -102,6 +103,37 @@ class Keeping(Protocol):
         """Return the kind of the input whose outputs it keeps."""
 
 
+@dataclass(frozen=True)
+class LayerChoice:
+    """What a step would do to one module of the recipe's model.
+
+    Args:
+        module: its path in `named_modules()`.
+        kind: its class.
+        rule: which rule decides, as people write it; "default" where none does.
+        gets: its form after the step: "dynamic int8", "float".
+        note: what keeps it from that, or what else one should know; empty otherwise.
+    """
+
+    module: str
+    kind: str
+    rule: str
+    gets: str
+    note: str = ""
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """A stage that treats modules apart, and can say beforehand what it would do to each."""
+
+    def layers(self, model: Model, root: Path) -> tuple[LayerChoice, ...]:
+        """Return what becomes of every module with weights, in the model's order; builds the model, runs nothing.
+
+        Raises:
+            VbpipeError: the model can't be built, or a rule meets none of its modules.
+        """
+
+
 class Backend(Protocol):
     """How one engine runtime compiles, and how it runs what it compiled. The instance holds its own options.
 
@@ -131,6 +163,29 @@ class Backend(Protocol):
         `root` is the recipe's folder, needed only for "reference" artifacts, whose model is the recipe's own code.
         The Run raises EngineError for a missing, unknown, wrongly shaped or wrongly typed input.
         """
+
+
+@dataclass(frozen=True)
+class TracedNode:
+    """A node of a graph, or a layer of an engine: what it computes of the recipe's model.
+
+    Args:
+        output: the first tensor that it makes, or the layer's name.
+        operator: its kind; those of other domains than ONNX's as "domain:Name".
+        modules: paths of `named_modules()`, several for a fused node; empty where it is not known.
+    """
+
+    output: str
+    operator: str
+    modules: tuple[str, ...]
+
+
+@runtime_checkable
+class Traceable(Protocol):
+    """A backend that knows which modules the nodes of its artifacts compute."""
+
+    def nodes(self, path: Path) -> tuple[TracedNode, ...]:
+        """Return the nodes of the artifact directory `path`, in their order; reads no weights."""
 
 
 @runtime_checkable

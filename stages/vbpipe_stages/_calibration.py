@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vbpipe.core import Site
 from vbpipe.errors import VbpipeError
-from vbpipe_stages import _onnx_graph
+from vbpipe_stages._watched import watched
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,7 +73,7 @@ def collect(
         )
     tensors = list(wanted)
     with tempfile.TemporaryDirectory() as folder:
-        session = _session(model, tensors, Path(folder))
+        session = watched(model, tensors, Path(folder))
         extents = _merge_extents(_each(session, tensors, rows, site, _extents), names)
         cut = [name for name in tensors if wanted[name].name != "minmax"]
         if not cut:
@@ -83,24 +83,6 @@ def collect(
         for found in _each(session, cut, rows, site, lambda values: _histograms(values, tops)):
             counts = {name: counts[name] + found[name] if counts else found[name] for name in cut}
     return {**extents, **{name: _cut(extents[name], counts[name], tops[name], wanted[name]) for name in cut}}
-
-
-def _session(model: onnx.ModelProto, tensors: Sequence[str], folder: Path) -> Any:
-    import onnx
-    import onnxruntime as ort
-
-    watched = onnx.ModelProto()
-    watched.CopyFrom(model)
-    outputs = {value.name for value in watched.graph.output}
-    inputs = {value.name for value in watched.graph.input}
-    watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in outputs | inputs)
-    _onnx_graph.write(watched, folder)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    # Arenas keep the largest row's activations for good.
-    options.enable_cpu_mem_arena = False
-    return ort.InferenceSession(str(folder / _onnx_graph.MODEL), options, providers=["CPUExecutionProvider"])
 
 
 def _each(

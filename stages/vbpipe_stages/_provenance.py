@@ -19,6 +19,8 @@ class Provenance(Spec):
 
     nodes: Mapping[str, str] = {}
     """First output tensor of a node to the path of the module that it computes; "" is the model itself."""
+    parts: Mapping[str, tuple[str, ...]] = {}
+    """First output tensor of a fused node to all modules that it computes, where they are several."""
     classes: Mapping[str, str] = {}
     """Module path to the module's class name."""
     parameters: Mapping[str, str] = {}
@@ -43,3 +45,11 @@ class Provenance(Spec):
     def class_of(self, tensor: str) -> str:
         """Return the class name of the module that computes `tensor`; "" where not known."""
         return self.classes.get(self.nodes.get(tensor, "?"), "")
+
+    def modules_of(self, tensor: str) -> tuple[str, ...]:
+        """Return every module that the node which makes `tensor` computes; empty where not known."""
+        found = self.parts.get(tensor)
+        if found is not None:
+            return found
+        module = self.nodes.get(tensor)
+        return () if module is None else (module,)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -67,13 +68,15 @@ _FIELDS = tuple(Precision.model_fields)
 
 
 class Rule(Spec):
-    """The nodes that meet all of `match`, `type` and `op`, and what they get: `keep: true`, or fields of a precision.
+    """The nodes that meet all of `match`, `regex`, `type` and `op`, and what they get: `keep: true`, or a precision.
 
     Fields that are not given are those of `default`, unless the rule sets another `weight`.
     """
 
     match: str | None = None
     """A glob on the PyTorch module's path; a module's children are part of it."""
+    regex: str | None = None
+    """A regular expression (Python's) that the whole path matches, or that of a module around it."""
     type: str | None = None
     """The module's class."""
     op: str | None = None
@@ -92,8 +95,8 @@ class Rule(Spec):
 
     @model_validator(mode="after")
     def _complete(self) -> Rule:
-        if self.match is None and self.type is None and self.op is None:
-            raise ValueError("a rule needs one of match, type, op")
+        if all(part is None for part in (self.match, self.regex, self.type, self.op)):
+            raise ValueError("a rule needs one of match, regex, type, op")
         given = self.precision_fields()
         if self.keep and given:
             raise ValueError(f"`keep: true` and {', '.join(given)} exclude each other")
@@ -101,11 +104,20 @@ class Rule(Spec):
             raise ValueError("a rule needs `keep: true` or a precision, such as `weight: int4`")
         return self
 
-    @field_validator("match", "type", "op")
+    @field_validator("match", "regex", "type", "op")
     @classmethod
     def _not_empty(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value == "":
             raise ValueError(f"{info.field_name} is empty and would meet nothing")
+        return value
+
+    @field_validator("regex")
+    @classmethod
+    def _compiles(cls, value: str | None) -> str | None:
+        try:
+            re.compile(value or "")
+        except re.error as error:
+            raise ValueError(f"{value!r} is no regular expression: {error}") from error
         return value
 
     def precision_fields(self) -> dict[str, Any]:
@@ -121,13 +133,16 @@ class Rule(Spec):
 
     def describe(self) -> str:
         """Return what the rule looks for: "match=*.attention.* op=MatMul"."""
-        asked = (("match", self.match), ("type", self.type), ("op", self.op))
+        asked = (("match", self.match), ("regex", self.regex), ("type", self.type), ("op", self.op))
         return " ".join(f"{name}={value}" for name, value in asked if value is not None)
 
     def meets(self, node: Described) -> bool:
         """Return whether the node is one of the rule's."""
         return (
-            (self.match is None or _within(node.path, self.match))
+            (self.match is None or _within(node.path, lambda path: fnmatch.fnmatchcase(path, self.match or "")))
+            and (
+                self.regex is None or _within(node.path, lambda path: re.fullmatch(self.regex or "", path) is not None)
+            )
             and (self.type is None or self.type in node.classes)
             and (self.op is None or node.op == self.op)
         )
@@ -175,14 +190,38 @@ def require_matches(rules: Sequence[Rule], nodes: Iterable[Described], classes: 
             )
 
 
-def _within(path: str, pattern: str) -> bool:
+def misfit(precision: Precision, op: str, inputs: int) -> str:
+    """Return what keeps an operator from that precision; empty where nothing does.
+
+    Args:
+        precision: what is asked for.
+        op: MatMul, Gemm, Conv or Gather.
+        inputs: how many values a MatMul or Gemm sums up.
+    """
+    if precision.weight == "float":
+        return "`weight: float` changes nothing; say `keep: true`"
+    if op == "Gather":
+        return "" if precision.weight == "int8" else "a table is quantized to int8 only"
+    weight_only = precision.weight == "int4" or precision.activation == "float"
+    if op == "Conv" and weight_only:
+        return "a Conv has no form with only its weights quantized"
+    if op == "Conv" and precision.calibration == "dynamic":
+        return "dynamic 8-bit convolutions are slower than float ones; use `calibration: minmax`"
+    if weight_only and inputs % precision.group_size:
+        return f"group_size {precision.group_size} does not divide its {inputs} inputs"
+    return ""
+
+
+def _within(path: str, meets: Callable[[str], bool]) -> bool:
+    """Return whether the module or one around it meets a pattern."""
     parts = path.split(".")
-    return any(fnmatch.fnmatchcase(".".join(parts[: end + 1]), pattern) for end in range(len(parts)))
+    return any(meets(".".join(parts[: end + 1])) for end in range(len(parts)))
 
 
 def _near(rule: Rule, nodes: Sequence[Described]) -> str:
     for wanted, there in (
         (rule.match, sorted({node.path for node in nodes if node.path})),
+        (rule.regex, sorted({node.path for node in nodes if node.path})),
         (rule.type, sorted({name for node in nodes for name in node.classes if name})),
         (rule.op, sorted({node.op for node in nodes if node.op})),
     ):

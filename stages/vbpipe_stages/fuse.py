@@ -17,13 +17,18 @@ from vbpipe.recipe.model import Model, Recipe, Target
 from vbpipe_stages import _onnx_graph
 from vbpipe_stages._fuse_passes import LEVELS, PASSES, Level, Pass, PassName, Setting
 from vbpipe_stages._interface import Interface
+from vbpipe_stages._patterns import CONTRIB, Fusion, compare_patterns
 from vbpipe_stages._provenance import Provenance
+from vbpipe_stages._trace import carried
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx
 
     Rows = Sequence[Mapping[str, np.ndarray]]
+
+_EXPECTED = frozenset({"attention", "layer_norm", "rms_norm", "gelu", "rotary"})
+"""Patterns that a model is slower without."""
 
 COSINE_FLOOR = 0.9999
 """A rewrite only reorders sums; one whose outputs differ by more is wrong and is not kept."""
@@ -38,7 +43,7 @@ class Fuse(Spec):
     """
 
     name: ClassVar[str] = "fuse"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     scope: ClassVar[Literal["chain", "each", "target"]] = "chain"
     after: ClassVar[tuple[str, ...]] = ("export",)
     in_recipe: ClassVar[bool] = True
@@ -93,15 +98,18 @@ class Fuse(Spec):
             reports.append(report)
         _onnx_graph.write(model, out)
         interface.write(out)
-        _carried(Provenance.read(source), model).write(out)
+        carried(Provenance.read(source), original, model).write(out)
         changed = any(report.changed for report in reports)
+        fusions = compare_patterns(original, model, lambda pattern: self._why_apart(pattern, reports))
         total = _added(_onnx_graph.operators(original), _onnx_graph.operators(model))
         return {
             "effect": "changed" if changed else "none",
             "nodes_before": len(original.graph.node),
             "nodes_after": len(model.graph.node),
             "fused": total,
-            "attention": _attention(original, model),
+            "patterns": [asdict(fusion) for fusion in fusions],
+            "note": "; ".join(f"{one.name} {one.fused} of {one.found} fused" for one in fusions),
+            "warning": self._silent(fusions),
             "passes": [asdict(report) for report in reports],
         }
 
@@ -113,6 +121,28 @@ class Fuse(Spec):
             and (self.passes is None or step.name in self.passes)
             and (self.contrib or not step.contrib)
         ]
+
+    def _why_apart(self, pattern: str, reports: Sequence[Report]) -> str:
+        """Return why some of a pattern are still apart."""
+        if pattern == "conv_activation":
+            return "left to build, which merges them: here it would hide the weights from quantize"
+        if pattern in CONTRIB and not self.contrib:
+            return "the target runs ONNX's own operators only"
+        if pattern in CONTRIB and self.level != "all":
+            return f"level {self.level} does not look for it"
+        refused = [f"pass {report.name} was {report.reason}" for report in reports if report.reason.startswith("left")]
+        if refused:
+            return "; ".join(refused)
+        if self.passes is not None:
+            return f"none of the passes asked for ({', '.join(self.passes)}) knows this form"
+        return "no pass knows this form of it"
+
+    def _silent(self, fusions: Sequence[Fusion]) -> str | None:
+        """Return what a reader must not miss: a pattern that was asked for and not fused even once."""
+        if self.level != "all" or self.passes is not None or not self.contrib:
+            return None
+        missed = [one for one in fusions if one.name in _EXPECTED and one.found and not one.fused]
+        return "; ".join(f"none of {one.found} {one.name} was fused: {one.why}" for one in missed) or None
 
     def _setting(self) -> Setting:
         return Setting(contrib=self.contrib and self.level != "basic", pack_attention=self.pack_attention)
@@ -199,48 +229,10 @@ def _outputs(model: onnx.ModelProto, interface: Interface, rows: Rows) -> Rows:
             raise VbpipeError(error.what, where="fuse", hint=error.hint) from error
 
 
-def _attention(original: onnx.ModelProto, model: onnx.ModelProto) -> dict[str, int]:
-    """Return how many softmaxes there were, and how many of them are now part of an attention operator."""
-    found, left = (sum(node.op_type == "Softmax" for node in graph.graph.node) for graph in (original, model))
-    return {"softmax": found, "fused": found - left}
-
-
 def _added(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
     """Return how many more there are of each operator that there are more of."""
     more = {name: count - before.get(name, 0) for name, count in after.items()}
     return {name: count for name, count in more.items() if count > 0}
-
-
-def _carried(provenance: Provenance, model: onnx.ModelProto) -> Provenance:
-    """Return the provenance of the rewritten graph.
-
-    A fused node keeps the module of its output; one whose output is new gets what its neighbours have in common.
-    """
-    known = provenance.nodes
-    readers = _onnx_graph.consumers(model.graph)
-    nodes: dict[str, str] = {}
-    for node in model.graph.node:
-        if not node.output:
-            continue
-        output = node.output[0]
-        around = [known[name] for name in node.input if name in known]
-        around = around or [known[r.output[0]] for r in readers.get(output, ()) if r.output and r.output[0] in known]
-        nodes[output] = known[output] if output in known else _common(around)
-    weights = {tensor.name for tensor in model.graph.initializer}
-    parameters = {name: path for name, path in provenance.parameters.items() if name in weights}
-    return Provenance(nodes=nodes, classes=provenance.classes, parameters=parameters)
-
-
-def _common(paths: Sequence[str]) -> str:
-    """Return the module that holds all of `paths`: "a.b" for "a.b.c" and "a.b.d"."""
-    if not paths:
-        return ""
-    shared: list[str] = []
-    for parts in zip(*(path.split(".") for path in paths), strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared.append(parts[0])
-    return ".".join(shared)
 
 
 def _onnxruntime() -> str:

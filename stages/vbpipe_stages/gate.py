@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +19,8 @@ from vbpipe.plan import Layout
 from vbpipe.recipe.model import Gate as GateRule
 from vbpipe.recipe.model import Recipe, StoredReport, Target
 from vbpipe.report.stored import lacking, stored_target
+from vbpipe_stages._damage import FILE as DAMAGE
+from vbpipe_stages._damage import describe_damage, read_damage, tolerance_db
 from vbpipe_stages.benchmark import SUBJECTS, WORK
 
 EAGER = "eager"
@@ -29,7 +31,7 @@ class Gate(Spec):
     """Reads measurements, decides, writes `verdict.json`; measures nothing itself."""
 
     name: ClassVar[str] = "gate"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     scope: ClassVar[Literal["chain", "each", "target"]] = "target"
     after: ClassVar[tuple[str, ...]] = ("benchmark", "evaluate")
 
@@ -77,7 +79,10 @@ class Gate(Spec):
         }
         compare = self._compare(measurement, rows, site.root, subjects["recipe"])
         judged = {name: decide.judge_row(row, rows, self.gates, compare) for name, row in rows.items()}
-        verdicts = [self._judge_variant(v, chain, judged, rows) for v, chain in self.chains.items()]
+        verdicts = [
+            _explained(self._judge_variant(v, chain, judged, rows), chain, judged, self.gates, inputs)
+            for v, chain in self.chains.items()
+        ]
         shipped = decide.ship(verdicts, rows)
         body = {
             "format": 1,
@@ -204,6 +209,25 @@ def _row(
             metrics |= _evaluation(inputs[key].path)
     speedups = {} if name == BASELINE else _ratios(measurement, name, BASELINE)
     return Row(name, speedups, metrics, shippable, _not_measured(measurement, name))
+
+
+def _explained(
+    verdict: VariantVerdict,
+    chain: Sequence[str],
+    judged: Mapping[str, Sequence[GateResult]],
+    gates: Sequence[GateRule],
+    inputs: Inputs,
+) -> VariantVerdict:
+    """Return the verdict of a variant that is too far from eager with the modules that are the reason, if any are."""
+    refused = {result.gate for result in judged.get(verdict.last or "", ()) if result.outcome != "pass"}
+    broken = [gate for gate, _ in decide.effective_gates(gates) if decide.describe(gate) in refused]
+    limits = [tolerance_db(gate.min) for gate in broken if gate.metric in ("cosine", "cosine_min") and gate.min]
+    limits += [gate.min for gate in broken if gate.metric == "sqnr_db" and gate.min is not None]
+    damaged = next((name for name in reversed(chain) if name in inputs and (inputs[name].path / DAMAGE).exists()), None)
+    if not limits or damaged is None:
+        return verdict
+    text = describe_damage(read_damage(inputs[damaged].path), max(limits))
+    return replace(verdict, reasons=(*verdict.reasons, f"{damaged}: {text}")) if text else verdict
 
 
 def _times(measurement: Measurement, name: str, work: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:

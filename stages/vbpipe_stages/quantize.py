@@ -13,22 +13,25 @@ from pydantic import ValidationError
 from pydantic.json_schema import SkipJsonSchema
 
 from vbpipe import plugins, samples
-from vbpipe.core import Inputs, Meta, Site, Spec, Stage
+from vbpipe.core import Inputs, LayerChoice, Meta, Site, Spec, Stage
 from vbpipe.errors import UsageError, VbpipeError
-from vbpipe.recipe.model import Recipe, Target
+from vbpipe.recipe.model import Model, Recipe, Target
 from vbpipe_stages import _onnx_graph, _processor
 from vbpipe_stages._calibration import Extent, Method, collect
+from vbpipe_stages._damage import ModuleDamage, find_damage, worst_first, write_damage
 from vbpipe_stages._interface import Interface
 from vbpipe_stages._provenance import Provenance
 from vbpipe_stages._quantize_forms import Form, joined, lower, observed
-from vbpipe_stages._quantize_rules import Choice, Described, Precision, Rule, choose, require_matches
+from vbpipe_stages._quantize_layers import WeightedModule, layer_choice, weighted_modules
+from vbpipe_stages._quantize_rules import Choice, Described, Precision, Rule, choose, misfit, require_matches
 from vbpipe_stages._quantize_weights import SEVEN_BITS
+from vbpipe_stages._trace import carried
 from vbpipe_stages._weighted_nodes import Weighted, weighted
 
 if TYPE_CHECKING:
     import onnx
 
-CALIBRATION = "calibration.safetensors"
+CALIBRATION, CHECKS = "calibration.safetensors", "check.safetensors"
 _WHERE = "stages.quantize"
 
 
@@ -40,7 +43,7 @@ class Quantize(Spec):
     """
 
     name: ClassVar[str] = "quantize"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     scope: ClassVar[Literal["chain", "each", "target"]] = "chain"
     after: ClassVar[tuple[str, ...]] = ("export", "fuse")
     in_recipe: ClassVar[bool] = True
@@ -84,6 +87,24 @@ class Quantize(Spec):
         tools["onnxruntime"] = plugins.backend("onnxruntime")().fingerprint()["onnxruntime"]
         return {**tools, "int8_kernels": _processor.int8_kernels()} if self._depends_on_processor() else tools
 
+    def layers(self, model: Model, root: Path) -> tuple[LayerChoice, ...]:
+        """Return what becomes of every module with weights; operators are those that exporters write for its class.
+
+        Raises:
+            VbpipeError: the model can't be built, a rule meets none of its modules, or asks for what can't be had.
+        """
+        modules = weighted_modules(model, root)
+        named = [rule for rule in self.rules if rule.op is None]
+        require_matches(named, (), {module.path: module.kind for module in modules.everything})
+        return tuple(
+            layer_choice(module, self._choice_of(module), self.rules, self._form) for module in modules.weighted
+        )
+
+    def _choice_of(self, module: WeightedModule) -> Choice:
+        """Return the first rule that the module meets as any of the operators that exporters may write for it."""
+        found = [self._choice(node) for node in module.described()]
+        return min(found, key=lambda choice: len(self.rules) if choice.rule is None else choice.rule)
+
     def run(self, inputs: Inputs, out: Path, site: Site) -> Meta:
         """Write the quantized graph; meta counts what was asked and what was done.
 
@@ -101,8 +122,13 @@ class Quantize(Spec):
         quantized, origins = lower(model, plan.forms, plan.found, ends, extents)
         _onnx_graph.write(quantized, out)
         Interface.read(source).write(out)
-        _carried(provenance, quantized, origins).write(out)
-        return self._effect(plan, model, quantized, len(extents), inputs)
+        traced = carried(provenance, model, quantized, origins)
+        traced.write(out)
+        site.progress(None, "comparing module by module")
+        rows = samples.load(inputs["samples"].path / CHECKS)
+        damage = find_damage(model, quantized, provenance, traced.nodes, rows)
+        write_damage(damage, out)
+        return {**self._effect(plan, model, quantized, len(extents), inputs), "damage": _most_damaged(damage)}
 
     def _plan(self, model: onnx.ModelProto, provenance: Provenance) -> _Plan:
         """Decide for every node; raises VbpipeError for what can't be had."""
@@ -130,8 +156,8 @@ class Quantize(Spec):
         plan.choices[output] = choice
         if choice.precision is None:
             return
-        problem = plan.unfit.get(output) or _problem(choice.precision, plan.found[output])
-        if problem is None:
+        problem = plan.unfit.get(output) or misfit(choice.precision, node.op, plan.found[output].weight.shape[0])
+        if not problem:
             plan.forms[output] = self._form(choice.precision, node, choice.rule)
         elif choice.rule is None and (node.op == "Conv" or output in plan.unfit):
             plan.kept[output] = problem
@@ -317,23 +343,6 @@ def _names_table(rule: Rule, node: Described) -> bool:
     return not rule.keep and node.op == "Gather" and (rule.op == "Gather" or rule.type in node.classes)
 
 
-def _problem(precision: Precision, item: Weighted) -> str | None:
-    """Return what keeps the node from having that precision, or None."""
-    op = item.node.op_type
-    if precision.weight == "float":
-        return "`weight: float` changes nothing; say `keep: true`"
-    if op == "Gather":
-        return None if precision.weight == "int8" else "a table is quantized to int8 only"
-    weight_only = precision.weight == "int4" or precision.activation == "float"
-    if op == "Conv" and weight_only:
-        return "a Conv has no form with only its weights quantized"
-    if op == "Conv" and precision.calibration == "dynamic":
-        return "dynamic 8-bit convolutions are slower than float ones; use `calibration: minmax`"
-    if weight_only and item.weight.shape[0] % precision.group_size:
-        return f"group_size {precision.group_size} does not divide its {item.weight.shape[0]} inputs"
-    return None
-
-
 def _calibration(precision: Precision, op: str, contrib: bool) -> Literal["minmax", "entropy", "percentile", "dynamic"]:
     if precision.calibration is not None:
         return precision.calibration
@@ -345,16 +354,9 @@ def _place(rule: int | None) -> str:
     return f"{_WHERE}.default" if rule is None else f"{_WHERE}.rules[{rule}]"
 
 
-def _carried(provenance: Provenance, model: onnx.ModelProto, origins: Mapping[str, str]) -> Provenance:
-    """Return the provenance of the quantized graph: a new tensor has the module of the one that it stands for."""
-    known = provenance.nodes
-    outputs: Sequence[str] = [node.output[0] for node in model.graph.node if node.output]
-    weights = {tensor.name for tensor in model.graph.initializer}
-    return Provenance(
-        nodes={name: known.get(name) or known.get(origins.get(name, ""), "") for name in outputs},
-        classes=provenance.classes,
-        parameters={name: path for name, path in provenance.parameters.items() if name in weights},
-    )
+def _most_damaged(found: Sequence[ModuleDamage]) -> dict[str, float]:
+    """Return the few modules that bring in most error, and its share of their output's power."""
+    return {one.module: round(one.own or 0.0, 6) for one in worst_first(found)}
 
 
 def _made_up(inputs: Inputs) -> str | None:

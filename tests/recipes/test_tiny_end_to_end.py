@@ -221,6 +221,32 @@ def test_bench_measures_again_and_compares_bundles(built: Path) -> None:
     assert "baseline" in done.out
 
 
+def test_a_module_is_found_in_every_step_through_fusion_quantization_and_engine(first: Path) -> None:
+    done = vbpipe(first, "where", "recipes/tiny.yaml", "attention.query", *QUICK, "--json")
+    found = json.loads(done.out)
+    assert {step.split(" ")[0] for step in found} == {"export.onnx", "fuse", "quantize", "engine"}
+    assert all(found.values()), {step: nodes for step, nodes in found.items() if not nodes}
+    quantized = next(nodes for step, nodes in found.items() if step.startswith("quantize"))
+    assert "MatMulInteger" in {node["operator"] for node in quantized}
+    assert all("attention.query" in node["modules"] for nodes in found.values() for node in nodes)
+    missing = vbpipe(first, "where", "recipes/tiny.yaml", "attention.qeury", *QUICK)
+    assert missing.code == 2
+    assert "Did you mean 'attention.query'?" in missing.err
+
+
+def test_the_rule_of_each_module_is_told_before_anything_runs(tmp_path: Path) -> None:
+    shutil.copytree(RECIPES, tmp_path / "recipes")
+    rules = "stages.quantize.rules=[{regex: 'attention\\..*', keep: true}]"
+    done = vbpipe(
+        tmp_path, "plan", "recipes/tiny.yaml", "--variant", "int8_dynamic", "--layers", "--json", "--set", rules
+    )
+    (choices,) = json.loads(done.out).values()
+    gets = {choice["module"]: choice["gets"] for choice in choices}
+    assert gets["attention.query"] == "float"
+    assert gets["ffn.0"] == "dynamic int8"
+    assert not (tmp_path / "artifacts").exists()
+
+
 @pytest.mark.parametrize("arguments", [["store", "ls"], ["store", "gc", "--dry-run"], ["doctor"]])
 def test_commands_that_report_also_speak_json(first: Path, arguments: Sequence[str]) -> None:
     assert json.loads(vbpipe(first, *arguments, "--json").out)

@@ -17,6 +17,7 @@ from vbpipe.measure import Measurement, Outcome, ScenarioRun, Settings, WorkerRu
 from vbpipe.measure.record import Group
 from vbpipe.recipe.model import Gate as Rule
 from vbpipe.recipe.model import StoredReport
+from vbpipe_stages._damage import ModuleDamage, write_damage
 from vbpipe_stages.benchmark import SUBJECTS, WORK
 from vbpipe_stages.gate import Gate
 
@@ -48,8 +49,14 @@ def equal_rows(count: int, seed: int, groups: int = 8) -> dict[str, list[float]]
     return {f"v{i}/engine": [generator.lognormvariate(0, 0.02) for _ in range(groups)] for i in range(count)}
 
 
-def judge(folder: Path, speedups: Mapping[str, Sequence[float]], *gates: Rule) -> dict[str, Any]:
-    """Run the step on variants that have one row each, all with outputs like eager's."""
+def judge(
+    folder: Path,
+    speedups: Mapping[str, Sequence[float]],
+    *gates: Rule,
+    cosine: float = 1.0,
+    damage: Sequence[ModuleDamage] = (),
+) -> dict[str, Any]:
+    """Run the step on variants that have one row each, all with outputs like eager's up to `cosine`."""
     found = measurement(speedups)
     inputs = {"measurement": Artifact("measurement", "m", folder / "measurement", {})}
     inputs["measurement"].path.mkdir(parents=True)
@@ -58,7 +65,9 @@ def judge(folder: Path, speedups: Mapping[str, Sequence[float]], *gates: Rule) -
     (inputs["measurement"].path / SUBJECTS).write_text(json.dumps(SUBJECT_FACTS))
     for name in ("eager", *speedups):
         inputs[name] = artifact(folder, name, {"weights": "w" * 100})
-        metrics = {key: {"value": value} for key, value in {"cosine": 1.0, "sqnr_db": 40.0, "accuracy": 0.9}.items()}
+        if damage and name != "eager":
+            write_damage(damage, inputs[name].path)
+        metrics = {key: {"value": value} for key, value in {"cosine": cosine, "sqnr_db": 40.0, "accuracy": 0.9}.items()}
         inputs[f"{name}@evaluate"] = artifact(folder, f"{name}@evaluate", {"metrics.json": json.dumps(metrics)})
     chains = {name.split("/")[0]: ("eager", name) for name in speedups}
     stage = Gate(gates=gates, chains=chains, previous=dict.fromkeys(speedups, "eager"), target="cpu")
@@ -134,6 +143,18 @@ def test_the_step_judges_with_the_corrected_interval_and_shows_that_of_95_percen
 def test_the_verdict_says_what_libraries_and_what_gpu_there_were(tmp_path: Path) -> None:
     verdict = judge(tmp_path, {"v0/engine": [2.0, 2.1] * 4})
     assert (verdict["gpu"], verdict["libraries"]) == ("none seen", {"numpy": "2.0"})
+
+
+def test_a_variant_too_far_from_eager_is_told_which_modules_are_the_reason(tmp_path: Path) -> None:
+    damage = [ModuleDamage("block.up", 20.0, 0.01), ModuleDamage("block.down", 9.0, 0.12)]
+    verdict = judge(tmp_path / "far", {"v0/engine": [2.0, 2.1] * 4}, cosine=0.95, damage=damage)
+    reason = verdict["variants"]["v0"]["reasons"][-1]
+    assert reason.startswith("v0/engine: the first module below 16.9 dB is block.down (9.0 dB).")
+    assert "{match: 'block.down', keep: true}" in reason
+    near = judge(tmp_path / "near", {"v0/engine": [2.0, 2.1] * 4}, cosine=0.995, damage=damage)
+    assert near["variants"]["v0"]["reasons"] == []
+    slow = judge(tmp_path / "slow", {"v0/engine": [0.5, 0.51] * 4}, cosine=0.995, damage=damage)
+    assert not any("block" in reason for reason in slow["variants"]["v0"]["reasons"])
 
 
 def test_a_build_is_judged_against_an_earlier_one(tmp_path: Path) -> None:

@@ -99,7 +99,16 @@ def run(step: Any, made: Mapping[str, Artifact], out: Path, root: Path) -> Artif
 
 def test_all_attention_of_the_encoder_fuses(minilm: Mapping[str, Artifact]) -> None:
     meta = minilm["fused"].meta
-    assert meta["attention"] == {"softmax": 6, "fused": 6}
+    told = {one["name"]: (one["fused"], one["found"]) for one in meta["patterns"]}
+    assert told == {
+        "attention": (6, 6),
+        "layer_norm": (13, 13),
+        "skip_norm": (12, 12),
+        "embedding_norm": (0, 1),
+        "gelu": (6, 6),
+        "bias_gelu": (6, 6),
+    }
+    assert meta["warning"] is None
     assert meta["fused"]["com.microsoft:SkipLayerNormalization"] == 12
     assert meta["fused"]["com.microsoft:BiasGelu"] == 6
 

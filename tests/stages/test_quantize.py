@@ -20,8 +20,10 @@ from vbpipe.errors import VbpipeError
 from vbpipe.recipe.model import Dimension, Recipe, Target, TensorInput
 from vbpipe_stages import _processor
 from vbpipe_stages._calibration import Extent, Method, collect
+from vbpipe_stages._damage import read_damage
 from vbpipe_stages._interface import Interface
 from vbpipe_stages._provenance import Provenance
+from vbpipe_stages._quantize_rules import Described, Rule
 from vbpipe_stages._quantize_weights import activation, blocks, symmetric_int8
 from vbpipe_stages.quantize import Quantize
 
@@ -127,6 +129,7 @@ IMAGES = rows([2, 3, 8, 8])
 def calibrated(folder: Path, data: Sequence[Mapping[str, Any]]) -> Artifact:
     folder.mkdir(parents=True)
     samples.save(folder / "calibration.safetensors", data)
+    samples.save(folder / "check.safetensors", data[:2])
     return Artifact("samples", "1" * 64, folder, {})
 
 
@@ -200,6 +203,20 @@ def test_a_transposed_weight_is_folded_and_quantized(tmp_path: Path) -> None:
     assert cosine(made, source, RAGGED) > 0.999
 
 
+def test_the_modules_that_bring_in_most_error_are_told_and_a_kept_one_is_not_among_them(tmp_path: Path) -> None:
+    source = layers(tmp_path / "source")
+    both = quantized(stage(default={"weight": "int4"}), source, tmp_path)
+    assert both.meta["damage"].keys() == {"block.up", "block.down"}
+    found = {one.module: one for one in read_damage(both.path)}
+    assert list(found) == ["block.up", "block", "block.down"]
+    assert found["block"].own == 0
+    assert all(0.001 < share < 0.05 for share in both.meta["damage"].values())
+    kept = [{"match": "block.up", "keep": True}]
+    one = quantized(stage(default={"weight": "int4"}, rules=kept), source, tmp_path)
+    assert one.meta["damage"].keys() == {"block.down"}
+    assert read_damage(one.path)[-1].own == pytest.approx(found["block.down"].own)
+
+
 def test_float_weights_are_gone_from_the_quantized_graph(tmp_path: Path) -> None:
     source = layers(tmp_path / "source")
     made = quantized(stage(default={"weight": "int4"}), source, tmp_path)
@@ -242,6 +259,18 @@ def test_static_dynamic_int4_and_kept_layers_share_one_graph(tmp_path: Path) -> 
 def test_a_rule_on_an_operator_meets_it(tmp_path: Path) -> None:
     made = quantized(stage(rules=[{"op": "Gemm", "keep": True}]), convolutions(tmp_path / "s"), tmp_path, IMAGES)
     assert made.meta["changed"] == {"static int8": 3}
+
+
+def test_a_rule_with_a_regular_expression_meets_whole_paths_and_what_is_inside_them(tmp_path: Path) -> None:
+    found = [
+        Described("t", path, ("Linear",), "MatMul")
+        for path in ("layer.1.query", "layer.11.query", "layer.2.key", "layer.1.query.inner", "xlayer.1.query")
+    ]
+    rule = Rule(regex=r"layer\.\d\.(query|key)", keep=True)
+    assert [rule.meets(node) for node in found] == [True, False, True, True, False]
+    both = Rule(regex=r"layer\..*", op="Gemm", keep=True)
+    assert not both.meets(found[0])
+    assert rule.describe() == r"regex=layer\.\d\.(query|key)"
 
 
 def test_a_rule_that_keeps_modules_without_weights_is_no_error(tmp_path: Path) -> None:
@@ -345,7 +374,7 @@ def test_an_embedding_is_quantized_only_where_a_rule_names_it(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        ({"keep": True}, "one of match, type, op"),
+        ({"keep": True}, "one of match, regex, type, op"),
         ({"match": "a"}, "keep: true"),
         ({"match": "a", "keep": True, "weight": "int8"}, "exclude each other"),
         ({"match": "a", "wieght": "int8"}, "wieght"),

@@ -121,13 +121,39 @@ def plan(
     sets: Sets = [],  # noqa: B006
     allow_outside: Outside = False,
     store: StorePath = DEFAULT_STORE,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Instead: which rule decides for each module, and what it gets.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Show the steps, which are in the store, and what makes the others a miss."""
-    from vbpipe.cli.plan import show_plan
+    from vbpipe.cli.plan import show_layers, show_plan
     from vbpipe.cli.request import RecipeRequest
 
-    show_plan(RecipeRequest(recipe, tuple(sets), allow_outside, tuple(variant), tuple(target)), store, as_json=json)
+    request = RecipeRequest(recipe, tuple(sets), allow_outside, tuple(variant), tuple(target))
+    if layers:
+        show_layers(request, as_json=json)
+        return
+    show_plan(request, store, as_json=json)
+
+
+@app.command()
+def where(
+    recipe: RecipePath,
+    module: Annotated[str, typer.Argument(metavar="MODULE", help="A path of named_modules(): encoder.layer.3.")],
+    variant: Variants = [],  # noqa: B006
+    target: Targets = [],  # noqa: B006
+    sets: Sets = [],  # noqa: B006
+    allow_outside: Outside = False,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Show which nodes of every built step compute a module of the PyTorch model."""
+    from vbpipe.cli.request import RecipeRequest
+    from vbpipe.cli.where import find_module
+
+    request = RecipeRequest(recipe, tuple(sets), allow_outside, tuple(variant), tuple(target))
+    find_module(request, module, store, as_json=json)
 
 
 @app.command()

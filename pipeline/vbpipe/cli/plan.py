@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ from rich.table import Table
 
 from vbpipe.cli.progress import title
 from vbpipe.cli.request import RecipeRequest
-from vbpipe.cli.terminal import print_json, print_table, stdout, styled
-from vbpipe.core import cache_key
-from vbpipe.errors import VbpipeError
+from vbpipe.cli.terminal import print_grid, print_json, print_table, stdout, styled
+from vbpipe.core import LayerChoice, Layered, cache_key
+from vbpipe.errors import UsageError, VbpipeError
 from vbpipe.plan import Plan, Step
-from vbpipe.report.table import Cell, Tone
+from vbpipe.recipe.load import LoadedRecipe
+from vbpipe.report.table import Cell, Grid, Tone
 from vbpipe.store import Entry, Store
 
 
@@ -52,6 +53,40 @@ def show_plan(request: RecipeRequest, store: Path, *, as_json: bool) -> None:
         console.print(styled(Cell(f"{target}: can't be built here: {reason}", "bad")))
     hits = sum(found.state == "hit" for found in forecasts)
     console.print(f"{hits} of {len(forecasts)} steps are in the store.")
+
+
+def show_layers(request: RecipeRequest, *, as_json: bool) -> None:
+    """Print for every step that treats modules apart what it would do to each; builds the models, runs nothing.
+
+    Raises:
+        UsageError: no step of the recipe treats modules apart.
+        VbpipeError: a model can't be built, or a rule meets none of its modules.
+    """
+    loaded, plan = request.open()
+    told = {title(step): _layers(step, loaded) for step in plan.steps.values() if isinstance(step.stage, Layered)}
+    if not told:
+        raise UsageError("no step of it treats modules apart.", where=str(request.recipe), hint="Add stages.quantize.")
+    if as_json:
+        print_json({name: [asdict(choice) for choice in choices] for name, choices in told.items()})
+        return
+    for name, choices in told.items():
+        rows = tuple(
+            (
+                Cell(choice.module),
+                Cell(choice.kind),
+                Cell(choice.gets, "faint" if choice.gets == "float" else "plain"),
+                Cell(choice.rule),
+                Cell(choice.note, "bad" if choice.note.startswith("refused") else "doubtful"),
+            )
+            for choice in choices
+        )
+        print_grid(stdout(), Grid(name, ("module", "class", "gets", "by", ""), rows))
+
+
+def _layers(step: Step, loaded: LoadedRecipe) -> tuple[LayerChoice, ...]:
+    assert isinstance(step.stage, Layered), "only those are asked"
+    variant = step.identities[0].split("/")[1]
+    return step.stage.layers(loaded.variants[variant].model, loaded.root)
 
 
 def forecast(plan: Plan, store: Store, root: Path) -> list[Forecast]:

@@ -110,6 +110,8 @@ class LineReporter:
         meta = result.artifact.meta
         if meta.get("effect") == "none":
             self._say("          changed nothing", style="yellow")
+        if meta.get("note"):
+            self._say(f"          {meta['note']}", style="dim")
         if meta.get("warning"):
             self._say(f"          {meta['warning']}", style="yellow")
         if meta.get("fallback_reason"):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import field_validator
 
-from vbpipe.core import Artifact, Backend, Meta, Run, Spec
+from vbpipe.core import Artifact, Backend, Meta, Run, Spec, TracedNode
 from vbpipe.errors import EngineError
-from vbpipe_stages import _interface, _onnx_graph, _processor, _product_rates, _provenance
+from vbpipe_stages import _interface, _onnx_graph, _processor, _product_rates, _provenance, _trace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,6 +101,7 @@ class OnnxRuntime(Spec):
         _onnx_graph.check_files(source.path)
         used = self._optimize(source.path, out, threads)
         _onnx_graph.copy_files(source.path, out, (_interface.FILE, _provenance.FILE))
+        _trace_into(source.path, out)
         return {**_contents(out), "providers": used, "optimized": not self._compiles()}
 
     @classmethod
@@ -154,6 +155,10 @@ class OnnxRuntime(Spec):
             yield run
         finally:
             state.clear()
+
+    def nodes(self, path: Path) -> tuple[TracedNode, ...]:
+        """Return the nodes of a graph or engine with the modules that they compute."""
+        return _trace.read_nodes(path)
 
     def ceilings(self, threads: int) -> Mapping[str, float]:
         """Return the best rates of matrix products: fp32 in GFLOP/s, int8_u8s8 and int8_s8s8 in Gop/s.
@@ -217,6 +222,16 @@ def _version() -> str:
         except PackageNotFoundError:
             continue
     return "absent"
+
+
+def _trace_into(source: Path, out: Path) -> None:
+    """Write down which modules each node of the optimized graph computes; without onnx, what the source said stays."""
+    if importlib.util.find_spec("onnx") is None or not (source / _provenance.FILE).exists():
+        return
+    import onnx
+
+    before, after = (onnx.load(str(path / _onnx_graph.MODEL), load_external_data=False) for path in (source, out))
+    _trace.carried(_provenance.Provenance.read(source), before, after).write(out)
 
 
 def _contents(out: Path) -> dict[str, Any]:
