@@ -165,7 +165,7 @@ def _norm_of_sum(graph: _Graph, node: onnx.NodeProto) -> onnx.NodeProto | None:
 
 
 def _gelu(graph: _Graph, node: onnx.NodeProto) -> bool:
-    return node.op_type == "Erf"
+    return bool(node.op_type == "Erf")
 
 
 def _bias_gelu(graph: _Graph, node: onnx.NodeProto) -> bool:

@@ -14,7 +14,7 @@ from vbpipe.cli.terminal import print_grid, print_json, stdout
 from vbpipe.core import Traceable, TracedNode
 from vbpipe.errors import UsageError
 from vbpipe.recipe.wording import suggest
-from vbpipe.report.table import Cell, Grid
+from vbpipe.report.table import Cell, Grid, Tone
 from vbpipe.runner import configured
 from vbpipe.store import Store
 
@@ -85,7 +85,7 @@ def _row(one: Traces, module: str) -> tuple[Cell, ...]:
     counts = Counter(node.operator for node in nodes)
     operators = ", ".join(f"{name} {count}" if count > 1 else name for name, count in sorted(counts.items()))
     others = sorted({part for node in nodes for part in node.modules if part and not within(part, module)})
-    tone = "plain" if nodes else "doubtful"
+    tone: Tone = "plain" if nodes else "doubtful"
     return Cell(one.step), Cell(str(len(nodes)), tone), Cell(operators or "nothing is left of it", tone), _some(others)
 
 
