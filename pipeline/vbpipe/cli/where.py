@@ -49,7 +49,7 @@ def find_module(request: RecipeRequest, module: str, store: Path, *, as_json: bo
         print_json({one.step: [asdict(node) for node in one.of(module)] for one in found})
         return
     rows = tuple(_row(one, module) for one in found)
-    print_grid(stdout(), Grid(f"{module}: what computes it", ("step", "nodes", "operators", "shared with"), rows))
+    print_grid(stdout(), Grid(f"{module}: what computes it", ("step", "nodes", "shared with"), rows))
 
 
 def traces(request: RecipeRequest, store: Path) -> tuple[Traces, ...]:
@@ -82,16 +82,17 @@ def within(part: str, module: str) -> bool:
 
 def _row(one: Traces, module: str) -> tuple[Cell, ...]:
     nodes = one.of(module)
-    counts = Counter(node.operator for node in nodes)
+    counts = Counter(node.operator.rpartition(":")[2] for node in nodes)  # domains would push columns off the line
     operators = ", ".join(f"{name} {count}" if count > 1 else name for name, count in sorted(counts.items()))
     others = sorted({part for node in nodes for part in node.modules if part and not within(part, module)})
     tone: Tone = "plain" if nodes else "doubtful"
-    return Cell(one.step), Cell(str(len(nodes)), tone), Cell(operators or "nothing is left of it", tone), _some(others)
+    told = f"{len(nodes)}: {operators}" if nodes else "nothing is left of it"
+    return Cell(one.step), Cell(told, tone), _some(others)
 
 
 def _some(names: Sequence[str]) -> Cell:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return Cell(", ".join(names[:3]) + more, "faint")
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return Cell("".join(names[:1]) + more, "faint")
 
 
 def _with_parents(parts: Sequence[str]) -> list[str]:
