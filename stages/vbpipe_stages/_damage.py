@@ -27,6 +27,9 @@ _ASIDE = "quantized::"
 _ALL = 1e9
 """Stands for an error without bounds: JSON has no infinity."""
 
+_Power = tuple[float, float]
+"""Of a tensor's signal and of its error."""
+
 
 @dataclass(frozen=True)
 class ModuleDamage:
@@ -61,10 +64,8 @@ def find_damage(
         rows: input name to array.
     """
     ends = _ends(model, quantized, provenance)
-    tensors = sorted(ends.values())
-    reached = _compare(model, quantized, tensors, tensors, rows)
-    beside = None if _onnx_graph.captured(quantized.graph) else _beside(model, quantized, provenance, modules)
-    own = {} if beside is None else _compare(beside, beside, tensors, [_ASIDE + name for name in tensors], rows)
+    alone = None if _onnx_graph.captured(quantized.graph) else _beside(model, quantized, provenance, modules)
+    reached, own = _powers(alone or model, quantized, list(ends.values()), rows, own=alone is not None)
     return tuple(
         ModuleDamage(module, _decibel(*reached[tensor]), _share(*own[tensor]) if tensor in own else None)
         for module, tensor in ends.items()
@@ -75,7 +76,7 @@ def find_damage(
 def write_damage(found: Sequence[ModuleDamage], directory: Path) -> None:
     """Write `damage.json` into an artifact's directory."""
     body = [
-        {"module": one.module, "sqnr_db": round(one.sqnr_db, 2), "own": None if one.own is None else round(one.own, 8)}
+        {"module": one.module, "sqnr_db": round(one.sqnr_db, 2), "own": None if one.own is None else round(one.own, 6)}
         for one in found
     ]
     (directory / FILE).write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
@@ -176,31 +177,41 @@ def _beside(
     return both
 
 
-def _compare(
-    model: onnx.ModelProto,
-    other: onnx.ModelProto,
+def _powers(
+    exact: onnx.ModelProto,
+    quantized: onnx.ModelProto,
     tensors: Sequence[str],
-    others: Sequence[str],
     rows: Sequence[Mapping[str, Array]],
-) -> dict[str, tuple[float, float]]:
-    """Return tensor of `model` to the powers of its signal and of its error in `other`; floating point ones only."""
+    *,
+    own: bool,
+) -> tuple[dict[str, _Power], dict[str, _Power]]:
+    """Return tensor to the powers of its signal and of its error in `quantized`, and, with `own`, beside `exact`."""
+    reached: dict[str, _Power] = {}
+    alone: dict[str, _Power] = {}
+    aside = [_ASIDE + name for name in tensors] if own else []
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        wanted = watched(exact, [*tensors, *aside], Path(one), rewrite=False)
+        given = watched(quantized, tensors, Path(other), rewrite=False)
+        for row in rows:
+            values = _values(wanted, [*tensors, *aside], row)
+            wants, beside = values[: len(tensors)], values[len(tensors) :]
+            _add(reached, tensors, wants, _values(given, tensors, row))
+            if own:
+                _add(alone, tensors, wants, beside)
+    return reached, alone
+
+
+def _add(powers: dict[str, _Power], tensors: Sequence[str], wants: Sequence[Array], gots: Sequence[Array]) -> None:
+    """Add a row's powers; tensors that are no floating point numbers are left out."""
     import numpy as np
 
-    found: dict[str, tuple[float, float]] = {}
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
-        wanted = watched(model, tensors, Path(one), rewrite=False)
-        given = watched(other, others, Path(two), rewrite=False)
-        for row in rows:
-            for name, want, got in zip(
-                tensors, _values(wanted, tensors, row), _values(given, others, row), strict=True
-            ):
-                if want.dtype.kind != "f" or got.shape != want.shape:
-                    continue
-                wide = want.astype(np.float64)
-                error = got.astype(np.float64) - wide
-                signal, noise = found.get(name, (0.0, 0.0))
-                found[name] = (signal + float((wide * wide).sum()), noise + float((error * error).sum()))
-    return found
+    for name, want, got in zip(tensors, wants, gots, strict=True):
+        if want.dtype.kind != "f" or got.shape != want.shape:
+            continue
+        wide = want.astype(np.float64)
+        error = got.astype(np.float64) - wide
+        signal, noise = powers.get(name, (0.0, 0.0))
+        powers[name] = (signal + float((wide * wide).sum()), noise + float((error * error).sum()))
 
 
 def _values(session: Any, tensors: Sequence[str], row: Mapping[str, Array]) -> list[Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,30 +44,22 @@ class WeightedModule:
 
 
 @dataclass(frozen=True)
-class NamedModule:
-    """A module's path and class."""
-
-    path: str
-    kind: str
-
-
-@dataclass(frozen=True)
 class Modules:
-    """The modules of a model in its order: all, and those with a weight that can be quantized."""
+    """The modules of a model in its order: path to class of all, and those with a weight that can be quantized."""
 
-    everything: tuple[NamedModule, ...]
+    classes: Mapping[str, str]
     weighted: tuple[WeightedModule, ...]
 
 
 def weighted_modules(model: Model, root: Path) -> Modules:
     """Build the model and list its modules; raises VbpipeError where it can't be built."""
     module = _torch_model.load(model, root).module
-    everything: list[NamedModule] = []
+    classes: dict[str, str] = {}
     weighted: list[WeightedModule] = []
     owners: dict[int, str] = {}
     for path, part in module.named_modules(remove_duplicate=False):
         kind = type(part).__name__
-        everything.append(NamedModule(path, kind))
+        classes[path] = kind
         found = _operators(part)
         if found is None:
             continue
@@ -76,7 +68,7 @@ def weighted_modules(model: Model, root: Path) -> Modules:
         inputs = int(part.weight.shape[1 if found == _LINEAR and kind != "Conv1D" else 0])
         weighted.append(WeightedModule(path, kind, found, inputs, owners.get(address, "")))
         owners.setdefault(address, path)
-    return Modules(tuple(everything), tuple(weighted))
+    return Modules(classes, tuple(weighted))
 
 
 def layer_choice(
@@ -90,7 +82,12 @@ def layer_choice(
     shared = f"shares its weight with {module.shares}" if module.shares else ""
     precision = choice.precision
     table = module.operators == ("Gather",)
-    if table and choice.rule is not None and precision is not None and not _names_table(rules[choice.rule], module):
+    if (
+        table
+        and choice.rule is not None
+        and precision is not None
+        and not rules[choice.rule].names_table(module.described()[0])
+    ):
         precision = None
     if precision is None or (table and choice.rule is None):
         note = "a table is quantized only where a rule names its class or Gather" if table else ""
@@ -102,10 +99,6 @@ def layer_choice(
     note = f"refused: {problem}" if problem else ""
     gets = form(precision, module.described()[0], choice.rule).describe()
     return LayerChoice(module.path, module.kind, rule, gets, "; ".join(filter(None, (note, shared))))
-
-
-def _names_table(rule: Rule, module: WeightedModule) -> bool:
-    return rule.op == "Gather" or rule.type == module.kind
 
 
 def _operators(part: torch.nn.Module) -> tuple[str, ...] | None:

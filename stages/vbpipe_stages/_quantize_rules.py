@@ -147,6 +147,10 @@ class Rule(Spec):
             and (self.op is None or node.op == self.op)
         )
 
+    def names_table(self, node: Described) -> bool:
+        """Return whether the rule quantizes the node as a table, which it has to name by its operator or class."""
+        return not self.keep and node.op == "Gather" and (self.op == "Gather" or self.type in node.classes)
+
 
 @dataclass(frozen=True)
 class Described:

@@ -95,7 +95,7 @@ class Quantize(Spec):
         """
         modules = weighted_modules(model, root)
         named = [rule for rule in self.rules if rule.op is None]
-        require_matches(named, (), {module.path: module.kind for module in modules.everything})
+        require_matches(named, (), modules.classes)
         return tuple(
             layer_choice(module, self._choice_of(module), self.rules, self._form) for module in modules.weighted
         )
@@ -146,7 +146,7 @@ class Quantize(Spec):
     def _decide(self, output: str, plan: _Plan) -> None:
         node = plan.described[output]
         choice = self._choice(node)
-        asked_gather = choice.rule is not None and _names_table(self.rules[choice.rule], node)
+        asked_gather = choice.rule is not None and self.rules[choice.rule].names_table(node)
         if output not in plan.found and output not in plan.unfit:
             if choice.rule is not None:
                 plan.choices[output] = choice
@@ -337,10 +337,6 @@ def _described(node: onnx.NodeProto, provenance: Provenance) -> Described:
         path = owners[0] if owners else ""
     kind = provenance.classes.get(path, "") if path else ""
     return Described(output, path, (kind,) if kind else (), node.op_type)
-
-
-def _names_table(rule: Rule, node: Described) -> bool:
-    return not rule.keep and node.op == "Gather" and (rule.op == "Gather" or rule.type in node.classes)
 
 
 def _calibration(precision: Precision, op: str, contrib: bool) -> Literal["minmax", "entropy", "percentile", "dynamic"]:

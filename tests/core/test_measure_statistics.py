@@ -167,9 +167,10 @@ def simulated_run(
     machine: Machine,
     identity: Callable[[random.Random], float],
     rounds: int = ROUNDS,
+    control: str | None = "base#aa",
 ) -> Measurement:
     """Return a measurement of "cand", slower than "base" by a share, with the protocol's own rule for stopping."""
-    slowness = {"base": 1.0, "cand": 1.0 + slowdown, "base#aa": 1.0}
+    slowness = {"base": 1.0, "cand": 1.0 + slowdown} | ({control: 1.0} if control else {})
     groups: list[Group] = []
     settings = Settings(min_groups=8, max_groups=16, precision=0.01)
     while len(groups) < settings.min_groups or (
@@ -177,7 +178,7 @@ def simulated_run(
     ):
         groups.append(simulated_group(chance, slowness, machine, identity, rounds))
     outcomes = tuple(Outcome(name, "measured") for name in slowness)
-    return Measurement("base", "base#aa", ("s",), settings, HOST, 1.0, tuple(groups), outcomes)
+    return Measurement("base", control, ("s",), settings, HOST, 1.0, tuple(groups), outcomes)
 
 
 def values_of(groups: Sequence[Group]) -> list[float]:
@@ -202,10 +203,24 @@ def test_equal_candidates_are_called_different_in_at_most_one_of_twenty_runs(
     # 50 of 1000 are expected at 5 %; 99 % of honest procedures stay at or below 67 (binomial)
     assert missed <= 67
     assert sum(verdict in ("faster", "slower") for verdict, _ in found) <= 10
+    assert sum(speedup.low > 1.02 or speedup.high < 1 / 1.02 for _, speedup in found) <= 10
+
+
+@pytest.mark.parametrize(("machine", "power"), [(steady, 0.9), (drifting, 0.9), (stepping, 0.75), (bursty, 0.35)])
+def test_an_interval_without_a_control_lies_beyond_two_percent_in_most_runs(machine: Machine, power: float) -> None:
+    runs = 100
+    found = [
+        ratio(simulated_run(random.Random(seed), 0.05, machine, identity_of_normal, control=None), "cand", "base", "s")
+        for seed in range(runs)
+    ]
+    assert sum(speedup.high < 1 / 1.02 for speedup in found) >= power * runs
+    assert sum(speedup.low <= 1 / 1.05 <= speedup.high for speedup in found) >= 0.88 * runs
 
 
 @pytest.mark.parametrize(("machine", "power"), [(steady, 0.95), (drifting, 0.95), (stepping, 0.85), (bursty, 0.2)])
-def test_a_slowdown_of_five_percent_is_found_in_most_runs(machine: Machine, power: float) -> None:
+def test_a_slowdown_of_five_percent_is_found_in_most_runs_against_the_noise_floor(
+    machine: Machine, power: float
+) -> None:
     runs = 100
     found = [judged(simulated_run(random.Random(seed), 0.05, machine, identity_of_normal)) for seed in range(runs)]
     assert sum(verdict == "slower" for verdict, _ in found) >= power * runs

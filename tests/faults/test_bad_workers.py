@@ -168,4 +168,4 @@ def test_a_worker_that_prints_garbage_is_measured_and_the_build_ends_well(built:
     assert again.code == again.report["exit_code"] == 0, again.out + again.err
     row = again.verdict["rows"]["prints/engine"]
     assert row["not_measured"] == ""
-    assert all(latency["p50_ms"] > 0.001 for latency in row["latency"].values())
+    assert all(latency["samples"] > 0 for latency in row["latency"].values())

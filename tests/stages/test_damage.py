@@ -134,4 +134,4 @@ def test_a_cosine_is_the_sqnr_of_an_independent_error(cosine: float, decibel: fl
 def test_damage_survives_its_file(tmp_path: Path) -> None:
     assert read_damage(tmp_path) == ()
     write_damage([ModuleDamage("a.b", 12.345678, 0.0123456789), ModuleDamage("c", 1.0, None)], tmp_path)
-    assert read_damage(tmp_path) == (ModuleDamage("a.b", 12.35, 0.01234568), ModuleDamage("c", 1.0, None))
+    assert read_damage(tmp_path) == (ModuleDamage("a.b", 12.35, 0.012346), ModuleDamage("c", 1.0, None))

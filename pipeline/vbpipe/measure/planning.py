@@ -87,19 +87,15 @@ def plan_blocks(
     if not call_s:
         return BlockPlan(0, {}, {})
     block_s, least = settings.block_s, _LEAST_CALLS
-    calls = _calls(call_s, block_s, least)
+    calls = _alike(call_s, block_s, least)
     while _round_s(call_s, calls, settings) * _GOOD_ROUNDS > allowed_s and max(calls.values()) > 1:
         block_s, least = block_s / 1.5, 1
-        calls = _calls(call_s, block_s, least)
+        calls = _alike(call_s, block_s, least)
     one_round_s = _round_s(call_s, calls, settings)
     wanted = max(_GOOD_ROUNDS, math.ceil(math.sqrt(start_s / one_round_s) * scatter / _BETWEEN))
     affordable = math.floor(allowed_s / one_round_s)
     rounds = max(2, min(wanted, affordable, _MAX_ROUNDS))
     return BlockPlan(rounds - rounds % 2, _lead(call_s, settings), calls)
-
-
-def _calls(call_s: Mapping[Pair, float], block_s: float, least: int) -> dict[Pair, int]:
-    return _alike(call_s, block_s, least)
 
 
 def _lead(call_s: Mapping[Pair, float], settings: Settings) -> dict[Pair, int]:

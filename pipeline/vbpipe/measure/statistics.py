@@ -112,7 +112,7 @@ def group_value(group: Group, candidate: str, over: str, scenario: str) -> float
 
     A candidate that two workers of the group ran, as the baseline and its control do, counts by the mean over both:
     half the scatter that one process happens to bring. The mean is taken last: rounds averaged over two workers are
-    less skewed than those of one, midmeans move with skewness, and equal candidates differed by 0.4 % (simulated).
+    less skewed than those of one, midmeans move with skewness, and equal candidates differed by 0.3 to 0.6 %.
     """
     ours = [worker.runs[scenario].blocks_ns for worker in group.workers if _runs(worker, candidate, over)]
     theirs = [worker.runs[scenario].blocks_ns for worker in group.workers if _runs(worker, over, candidate)]

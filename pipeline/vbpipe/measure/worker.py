@@ -157,8 +157,8 @@ def _engine(opening: messages.Open) -> AbstractContextManager[Run]:
 def _work_until(end_ns: int) -> int:
     """Keep the core busy until then and return the time.
 
-    With vector instructions, as engines do: after a plain loop of as little as 0.1 ms the next call of an engine was
-    0.5 % longer, after this one 0.1 %, and the copy would be slower than it claims.
+    With vector instructions, as engines do: after a plain loop of 0.1 ms the next call of an engine was 0.6 % longer
+    (+-0.2), after this one 0.1 % (+-0.2), and the copy would be slower than it claims.
     """
     import numpy as np
 

@@ -85,7 +85,7 @@ def _killed(run: Run, arrays: Mapping[str, Array]) -> Outputs:
 
 
 def _hang(run: Run, arrays: Mapping[str, Array]) -> Outputs:
-    time.sleep(3600)
+    time.sleep(3600)  # it is killed for it after seconds, or ends with its parent
     return run(arrays)
 
 
