@@ -34,6 +34,11 @@ class Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
+Dialect = Literal["onnxruntime", "standard", "tensorrt"]
+"""Which operators and types a graph may have. onnxruntime: ONNX's own and `com.microsoft`. standard: ONNX's own only.
+tensorrt: ONNX's own, symmetric Q/DQ on inputs, float types in the graph, as TensorRT's parser takes them."""
+
+
 @dataclass(frozen=True)
 class Artifact:
     """An immutable directory in the store. `digest` (sha256, hex) names its bytes, not its history.
@@ -145,8 +150,8 @@ class Backend(Protocol):
     """The artifact kind that `build` reads: "onnx", "torchscript" or "reference"."""
     runs: ClassVar[frozenset[str]]
     """The artifact kinds that `open` accepts; always holds "engine"."""
-    contrib_operators: ClassVar[bool]
-    """Whether it runs ONNX Runtime's `com.microsoft` operators."""
+    dialect: ClassVar[Dialect]
+    """Which ONNX graphs `build` takes, for backends that build from ONNX."""
 
     def unavailable(self) -> str | None:
         """Return why it can't be used here and the command that would change that, or None. Never raises."""

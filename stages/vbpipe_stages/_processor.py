@@ -39,9 +39,13 @@ def int8_kernels() -> Int8Kernels:
     return "vnni" if flags() & {"avx512_vnni", "avx_vnni"} else "avx2"
 
 
-def has_signed_kernels() -> bool:
-    """Return whether signed times signed is as fast as unsigned times signed here."""
-    return not is_x86() or "avx_vnni_int8" in flags()
+def kind() -> str:
+    """Return this host's name in `_kernels`: x86_avx2, x86_vnni, x86_vnni_int8, x86_amx, arm64 or other."""
+    if is_x86():
+        if "avx_vnni_int8" in flags():
+            return "x86_vnni_int8"
+        return "x86_amx" if "amx_int8" in flags() else f"x86_{int8_kernels()}"
+    return "arm64" if platform.machine() in ("aarch64", "arm64") else "other"
 
 
 def nchwc_block() -> str:

@@ -1,391 +1,199 @@
-"""Rewrite chosen nodes of a graph into their quantized forms."""
+"""Choose how one operator is written for a dialect and a device, and refuse what these compute slowly or not at all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
-from vbpipe_stages import _onnx_graph, _quantize_weights
-from vbpipe_stages._calibration import Extent, Method
-from vbpipe_stages._weighted_nodes import Weighted
+from vbpipe.core import Dialect
+from vbpipe.errors import UsageError
+from vbpipe_stages import _processor
+from vbpipe_stages._calibration import Method
+from vbpipe_stages._kernels import Kernel, find_kernel
+from vbpipe_stages._quantize_rules import HighPrecision, Precision
+from vbpipe_stages._quantize_weights import SEVEN_BITS
 
-if TYPE_CHECKING:
-    import numpy as np
-    import onnx
-
-    Array = np.ndarray[Any, Any]
-
-Kind = Literal["static", "dynamic", "weight_only", "table"]
-BLOCK_OPSET = 21
-"""The first in which DequantizeLinear knows groups and 4-bit weights."""
-
+Kind = Literal["static", "dynamic", "weight_only", "table", "half"]
+DType = Literal["int8", "int4", "fp8", "fp16", "bf16"]
+PROCESSOR = "processor"
+"""Stands for this host's own, whatever it is."""
 
 _MINMAX = Method("minmax")
+_HALF: Mapping[str, HighPrecision] = {"fp16": "fp16", "bf16": "bf16"}
 
 
 @dataclass(frozen=True)
 class Form:
     """How one node is written, with nothing left to choose.
 
-    static: Q/DQ around inputs, and around the output of a Conv. dynamic: DynamicQuantizeLinear and MatMulInteger.
-    weight_only: MatMulNBits, or DequantizeLinear of groups where `contrib` is off. table: a Gather of 8-bit rows.
+    static: Q/DQ around inputs, and around the output of a Conv where `ends`. dynamic: DynamicQuantizeLinear and
+    MatMulInteger. weight_only: MatMulNBits, or DequantizeLinear of the weights where `contrib` is off. table: a Gather
+    of 8-bit rows. half: the operator itself, in `dtype`.
     """
 
     kind: Kind
-    bits: int
-    activation: Literal["int8", "uint8"] = "uint8"
+    dtype: DType
+    """Of weights."""
+    activation: Literal["int8", "uint8", "fp8"] = "uint8"
     symmetric: bool = False
     per_channel: bool = True
     largest: int = 127
     """Magnitude of 8-bit weights."""
-    group: int = 32
+    group: int | None = 32
+    """None: one scale for each output."""
     accuracy_level: int = 4
     contrib: bool = True
+    ends: bool = True
+    """Whether a Conv's output is rounded where it is made; TensorRT wants Q/DQ on inputs only."""
     method: Method = _MINMAX
+    high: HighPrecision = "fp32"
+    """What the operator gives, and everything around it computes in."""
+
+    @property
+    def bits(self) -> int:
+        """How many a weight takes."""
+        return {"int4": 4, "int8": 8, "fp8": 8, "fp16": 16, "bf16": 16}[self.dtype]
 
     def describe(self) -> str:
-        """Return the name under which the effect counts it: "static int8"."""
-        return f"{self.kind} int{self.bits}"
+        """Return the name under which the effect counts it: "static int8", "fp16", "static int8 in fp16"."""
+        name = self.dtype if self.kind == "half" else f"{self.kind} {self.dtype}"
+        return name if self.kind == "half" or self.high == "fp32" else f"{name} in {self.high}"
 
 
-def joined(model: onnx.ModelProto, forms: Mapping[str, Form], kept: frozenset[str]) -> dict[str, Form]:
-    """Return tensor to the form that quantizes it where it is made: outputs of static Conv nodes.
+@dataclass(frozen=True)
+class Lowering:
+    """For whom graphs are written.
 
-    An activation behind it is included, and so is an Add of two such tensors, so that a residual block stays in 8 bits.
-
-    Args:
-        model: the float graph.
-        forms: output tensor of a node to its form.
-        kept: output tensors of nodes that a rule keeps.
+    `device` is an architecture such as "sm86", "processor" for this host's own, "cuda" for a GPU that is not known, or
+    None for an interpreter, which is slow with everything.
     """
-    readers = _onnx_graph.consumers(model.graph)
-    outputs = {value.name for value in model.graph.output}
-    inside = _onnx_graph.captured(model.graph)
-    found: dict[str, Form] = {}
-    for node in model.graph.node:
-        output = node.output[0] if node.output else ""
-        form = forms.get(output) if node.op_type == "Conv" else None
-        if node.op_type == "Add" and output not in kept and all(name in found for name in node.input):
-            form = found[node.input[0]]
-        if form is None or form.kind != "static":
-            continue
-        after = readers.get(output, [])
-        alone = len(after) == 1 and output not in outputs and output not in inside
-        if alone and after[0].op_type in ("Relu", "Clip"):
-            output = after[0].output[0]
-        found[output] = form
-    return found
 
+    dialect: Dialect
+    device: str | None
 
-def observed(chosen: Mapping[str, Form], found: Mapping[str, Weighted], ends: Mapping[str, Form]) -> dict[str, Method]:
-    """Return the tensors whose range is needed, and how each is cut."""
-    wanted = {found[output].data: form.method for output, form in chosen.items() if form.kind == "static"}
-    return {**wanted, **{tensor: form.method for tensor, form in ends.items()}}
+    def high(self, precision: Precision | None) -> HighPrecision:
+        """Return what goes on around an operator of that precision; None stands for one that is kept."""
+        if precision is None:
+            return "fp32"
+        own = _HALF.get(precision.weight) or _HALF.get(precision.activation or "") or precision.high_precision
+        if own is not None:
+            return own
+        return "fp16" if self.dialect == "tensorrt" and precision.weight != "float" else "fp32"
 
+    def form(self, precision: Precision, op: str, where: str) -> Form:
+        """Return the form of a MatMul, Gemm, Conv or Gather.
 
-def lower(
-    model: onnx.ModelProto,
-    chosen: Mapping[str, Form],
-    found: Mapping[str, Weighted],
-    ends: Mapping[str, Form],
-    extents: Mapping[str, Extent],
-) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """Return the graph with every node of `chosen` rewritten, and new tensor to the tensor that it stands for."""
-    import onnx
-
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    writer = _Writer(extents, ends, _scalars(model))
-    for node in model.graph.node:
-        output = node.output[0] if node.output else ""
-        if output in chosen:
-            writer.rewrite(found[output], chosen[output])
-        else:
-            writer.nodes.append(_copy(node))
-        if output in ends:
-            writer.end(output, ends[output])
-    del result.graph.node[:]
-    result.graph.node.extend(writer.nodes)
-    result.graph.initializer.extend(writer.weights.values())
-    # Types of tensors that are now integers, and shapes that no longer hold.
-    del result.graph.value_info[:]
-    _onnx_graph.drop_unused(result.graph)
-    _declare(result, [form for form in chosen.values() if form.kind == "weight_only"])
-    return result, writer.origins
-
-
-@dataclass
-class _Writer:
-    """The graph being written; what two nodes share is written once."""
-
-    extents: Mapping[str, Extent]
-    ends: Mapping[str, Form]
-    floors: Mapping[str, float]
-    """Scalar constants: the lower bounds of Clip nodes are among them."""
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    weights: dict[str, onnx.TensorProto] = field(default_factory=dict)
-    origins: dict[str, str] = field(default_factory=dict)
-    shared: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
-
-    def rewrite(self, item: Weighted, form: Form) -> None:
-        output = item.node.output[0]
-        if item.node.op_type == "Conv":
-            self._conv(item, form)
-        elif form.kind == "table":
-            self._table(item, form)
-        elif form.kind == "static" and item.node.op_type == "Gemm":
-            self._gemm(item, form)
-        else:
-            product = output if item.bias is None else f"{output}__product"
-            write = {"static": self._static, "dynamic": self._dynamic, "weight_only": self._weight_only}[form.kind]
-            write(item, form, product)
-            if item.bias is not None:
-                self.add("Add", [product, self.constant(f"{output}__bias", item.bias)], [output], output)
-
-    def end(self, tensor: str, form: Form) -> None:
-        """Quantize `tensor` where the last written node makes it, so that whoever reads it reads 8 bits.
-
-        Rounding to a range from zero up saturates as a Relu or Clip in front of it does, so that one is left out:
-        ONNX Runtime would merge it into a float convolution before it looks for 8-bit ones.
+        Raises:
+            UsageError: the device computes it slowly and it is not forced, or not at all; names what to ask for.
         """
-        last = self.nodes[-1]
-        if self._is_implied(last, form):
-            self.nodes.pop()
-            raw = last.input[0]
+        high = self.high(precision)
+        contrib = self.dialect == "onnxruntime"
+        if precision.half is not None:
+            found = Form("half", precision.half, high=high, contrib=contrib)
+        elif op == "Gather":
+            found = Form("table", "int8", per_channel=precision.granularity == "per_channel", high=high)
+        elif precision.weight_only:
+            found = self._weight_only(precision, high)
         else:
-            raw = f"{tensor}__float"
-            last.output[0] = raw
-            self.origins[raw] = tensor
-        self._quantize_dequantize(raw, tensor, tensor, form)
+            found = self._with_activations(precision, op, high)
+        if found.kind != "table":
+            self._refuse(self._known(found, op), found, precision, where)
+        return found
 
-    def add(self, op: str, inputs: Sequence[str], outputs: Sequence[str], stands_for: str, **attributes: Any) -> None:
-        import onnx
+    def refuse(self, precision: Precision, ops: tuple[str, ...], where: str) -> None:
+        """Raise UsageError for a precision that none of the operators `ops` can have."""
+        problems: list[UsageError] = []
+        for op in ops:
+            try:
+                self.form(precision, op, where)
+            except UsageError as error:
+                problems.append(error)
+        if problems and len(problems) == len(ops):
+            raise problems[0]
 
-        self.nodes.append(
-            onnx.helper.make_node(op, list(inputs), list(outputs), name=f"{outputs[0]}/{op}", **attributes)
-        )
-        self.origins |= dict.fromkeys(outputs, stands_for)
-
-    def constant(self, name: str, value: Array) -> str:
-        import numpy as np
-        import onnx
-
-        if name not in self.weights:
-            self.weights[name] = onnx.numpy_helper.from_array(np.ascontiguousarray(value), name)
-        return name
-
-    def _static(self, item: Weighted, form: Form, product: str) -> None:
-        data = self._activation(item.data, form)
-        weight = self._weight(item, form, axis=1)
-        self.add("MatMul", [data, weight], [product], item.node.output[0])
-
-    def _gemm(self, item: Weighted, form: Form) -> None:
-        """Keep a Gemm: ONNX Runtime would merge MatMul and Add back into one, which it runs in float."""
-        output = item.node.output[0]
-        inputs = [self._activation(item.data, form), self._weight(item, form, axis=1)]
-        if item.bias is not None:
-            inputs.append(self._bias(item, form, item.bias))
-        self.add("Gemm", inputs, [output], output)
-
-    def _bias(self, item: Weighted, form: Form, bias: Array) -> str:
-        """Return the bias, in 32 bits where the target's 8-bit Gemm takes no other."""
-        import numpy as np
-        from onnx import numpy_helper
-
-        output = item.node.output[0]
-        if not form.contrib:
-            return self.constant(f"{output}__bias", bias)
-        _, weight_scale, _ = self._rounded(item, form, axis=1)
-        data_scale, _ = _quantize_weights.activation(self.extents[item.data], form.activation, symmetric=form.symmetric)
-        scale = numpy_helper.to_array(self.weights[weight_scale]) * np.float32(data_scale)
-        wide = np.broadcast_to(bias.reshape(-1), (item.weight.shape[1],)).astype(np.float64)
-        values = np.rint(wide / scale).clip(-(2**31), 2**31 - 1).astype(np.int32)
-        names = [self.constant(f"{output}__bias", values), self.constant(f"{output}__bias_scale", scale)]
-        along = {"axis": 0} if scale.ndim else {}
-        self.add("DequantizeLinear", names, [f"{output}__bias_dequantized"], output, **along)
-        return f"{output}__bias_dequantized"
-
-    def _conv(self, item: Weighted, form: Form) -> None:
-        data = self._activation(item.data, form)
-        node = _copy(item.node)
-        node.input[0], node.input[1] = data, self._weight(item, form, axis=0)
-        self.nodes.append(node)
-
-    def _activation(self, tensor: str, form: Form) -> str:
-        """Return the tensor that holds `tensor` rounded; one that is rounded where it is made is used as it is."""
-        end = self.ends.get(tensor)
-        if end is not None and (end.activation, end.symmetric) == (form.activation, form.symmetric):
-            return tensor
-        key = ("qdq", tensor, form.activation, str(form.symmetric))
-        if key not in self.shared:
-            rounded = f"{tensor}__{form.activation}{'_symmetric' if form.symmetric else ''}"
-            self._quantize_dequantize(tensor, rounded, tensor, form)
-            self.shared[key] = (rounded,)
-        return self.shared[key][0]
-
-    def _is_implied(self, node: onnx.NodeProto, form: Form) -> bool:
-        if form.symmetric or node.op_type not in ("Relu", "Clip"):
-            return False
-        floor = 0.0 if node.op_type == "Relu" else self.floors.get(node.input[1] if len(node.input) > 1 else "")
-        return floor == 0.0
-
-    def _quantize_dequantize(self, source: str, target: str, measured: str, form: Form) -> None:
-        import numpy as np
-
-        scale, zero = _quantize_weights.activation(self.extents[measured], form.activation, symmetric=form.symmetric)
-        inputs = [
-            self.constant(f"{target}__scale", np.asarray(scale, np.float32)),
-            self.constant(f"{target}__zero_point", np.asarray(zero, form.activation)),
-        ]
-        self.add("QuantizeLinear", [source, *inputs], [f"{target}__quantized"], measured)
-        self.add("DequantizeLinear", [f"{target}__quantized", *inputs], [target], measured)
-
-    def _weight(self, item: Weighted, form: Form, axis: int) -> str:
-        values, scale, zero = self._rounded(item, form, axis)
-        dequantized = f"{values}__dequantized"
-        key = ("weight", dequantized)
-        if key not in self.shared:
-            along = {"axis": axis} if form.per_channel else {}
-            self.add("DequantizeLinear", [values, scale, zero], [dequantized], item.node.output[0], **along)
-            self.shared[key] = (dequantized,)
-        return dequantized
-
-    def _rounded(self, item: Weighted, form: Form, axis: int) -> tuple[str, str, str]:
-        name = f"{item.weight_name}__{'channel' if form.per_channel else 'tensor'}{axis}_{form.largest}"
-        if name not in self.weights:
-            rounded = _quantize_weights.symmetric_int8(item.weight, axis if form.per_channel else None, form.largest)
-            self.constant(name, rounded.values)
-            self.constant(f"{name}__scale", rounded.scale)
-            self.constant(f"{name}__zero_point", rounded.zero_point)
-        return name, f"{name}__scale", f"{name}__zero_point"
-
-    def _dynamic(self, item: Weighted, form: Form, product: str) -> None:
-        tensor, output = item.data, item.node.output[0]
-        key = ("dynamic", tensor)
-        if key not in self.shared:
-            made = (f"{tensor}__dynamic", f"{tensor}__dynamic_scale", f"{tensor}__dynamic_zero_point")
-            self.add("DynamicQuantizeLinear", [tensor], made, tensor)
-            self.shared[key] = made
-        data, data_scale, data_zero = self.shared[key]
-        weight, weight_scale, weight_zero = self._rounded(item, form, axis=1)
-        # In this order and shape ONNX Runtime finds its fused kernel for the four.
-        self.add("MatMulInteger", [data, weight, data_zero, weight_zero], [f"{product}__sum"], output)
-        self.add("Cast", [f"{product}__sum"], [f"{product}__cast"], output, to=1)
-        self.add("Mul", [data_scale, weight_scale], [f"{product}__scale"], output)
-        self.add("Mul", [f"{product}__cast", f"{product}__scale"], [product], output)
-
-    def _weight_only(self, item: Weighted, form: Form, product: str) -> None:
-        if form.contrib:
-            self._matmul_nbits(item, form, product)
-            return
-        dequantized = self._blocked(item, form)
-        self.add("MatMul", [item.data, dequantized], [product], item.node.output[0])
-
-    def _matmul_nbits(self, item: Weighted, form: Form, product: str) -> None:
-        rows, columns = item.weight.shape
-        name = f"{item.weight_name}__bits{form.bits}_{form.group}{'' if form.symmetric else '_asymmetric'}"
-        if name not in self.weights:
-            rounded = _quantize_weights.blocks(item.weight, form.bits, form.group, symmetric=form.symmetric)
-            values, scales, zeros = _quantize_weights.packed(rounded, form.bits, form.group)
-            self.constant(name, values)
-            self.constant(f"{name}__scale", scales)
-            if not form.symmetric:
-                self.constant(f"{name}__zero_point", zeros)
-        zero_point = [] if form.symmetric else [f"{name}__zero_point"]
-        self.add(
-            "MatMulNBits",
-            [item.data, name, f"{name}__scale", *zero_point],
-            [product],
-            item.node.output[0],
-            domain="com.microsoft",
-            K=rows,
-            N=columns,
-            bits=form.bits,
-            block_size=form.group,
-            accuracy_level=form.accuracy_level,
+    def _weight_only(self, precision: Precision, high: HighPrecision) -> Form:
+        dtype: DType = "int4" if precision.weight == "int4" else "fp8" if precision.weight == "fp8" else "int8"
+        # TensorRT takes groups for 4-bit weights only.
+        grouped = dtype == "int4" or (dtype == "int8" and self.dialect != "tensorrt")
+        return Form(
+            "weight_only",
+            dtype,
+            symmetric=precision.scheme != "asymmetric",
+            group=precision.group_size if grouped else None,
+            accuracy_level=precision.accuracy_level,
+            contrib=self.dialect == "onnxruntime" and dtype != "fp8",
+            high=high,
         )
 
-    def _blocked(self, item: Weighted, form: Form) -> str:
-        import numpy as np
-        import onnx
+    def _with_activations(self, precision: Precision, op: str, high: HighPrecision) -> Form:
+        contrib, ends = self.dialect == "onnxruntime", self.dialect != "tensorrt"
+        if precision.weight == "fp8":
+            method = Method("percentile" if precision.calibration == "percentile" else "minmax", precision.percentile)
+            # Its products fuse with one scale for each tensor only.
+            return Form(
+                "static", "fp8", "fp8", symmetric=True, per_channel=False, contrib=False, ends=False, method=method,
+                high=high,
+            )  # fmt: skip
+        largest = SEVEN_BITS if self._reduces(precision) else 127
+        per_channel = precision.granularity == "per_channel"
+        name = _calibration(precision, op, contrib)
+        if name == "dynamic":
+            return Form("dynamic", "int8", per_channel=per_channel, largest=largest, high=high, contrib=contrib)
+        unsigned = self.device == PROCESSOR and _processor.is_x86()
+        activation: Literal["int8", "uint8"] = "uint8" if unsigned else "int8"
+        if precision.activation == "int8" or precision.activation == "uint8":  # narrows the type
+            activation = precision.activation
+        return Form(
+            "static",
+            "int8",
+            activation,
+            precision.scheme == "symmetric" if precision.scheme else activation == "int8",
+            per_channel,
+            largest,
+            contrib=contrib,
+            ends=ends,
+            method=Method(name, precision.percentile),
+            high=high,
+        )
 
-        name = f"{item.weight_name}__grouped{form.bits}_{form.group}{'' if form.symmetric else '_asymmetric'}"
-        dequantized = f"{name}__dequantized"
-        if name in self.weights:
-            return dequantized
-        rounded = _quantize_weights.blocks(item.weight, form.bits, form.group, symmetric=form.symmetric)
-        middle = 2 ** (form.bits - 1)
-        kind = onnx.TensorProto.INT4 if form.bits == 4 else onnx.TensorProto.INT8
-        parts = {"": rounded.values, "__zero_point": rounded.zero_point}
-        for suffix, part in parts.items():
-            # Signed, because that is what other builders of this form take.
-            signed = (part.astype(np.int16) - middle).astype(np.int8)
-            self.weights[f"{name}{suffix}"] = onnx.helper.make_tensor(
-                f"{name}{suffix}", kind, signed.shape, _raw(signed, form.bits), raw=True
-            )
-        self.constant(f"{name}__scale", rounded.scale)
-        inputs = [name, f"{name}__scale", f"{name}__zero_point"]
-        self.add("DequantizeLinear", inputs, [dequantized], item.node.output[0], axis=0, block_size=form.group)
-        return dequantized
+    def _reduces(self, precision: Precision) -> bool:
+        if precision.reduce_range == "auto":
+            return self.device == PROCESSOR and _processor.int8_kernels() == "avx2"
+        return precision.reduce_range
 
-    def _table(self, item: Weighted, form: Form) -> None:
-        values, scale, _ = self._rounded(item, form, axis=0)
-        output = item.node.output[0]
-        self.add("Gather", [values, item.data], [f"{output}__rows"], output, axis=0)
-        self.add("Cast", [f"{output}__rows"], [f"{output}__cast"], output, to=1)
-        if not form.per_channel:
-            self.add("Mul", [f"{output}__cast", scale], [output], output)
+    def _known(self, form: Form, op: str) -> Kernel | None:
+        device = _processor.kind() if self.device == PROCESSOR else self.device
+        if self.dialect == "tensorrt" and form.kind == "static" and form.dtype == "int8" and not form.symmetric:
+            return find_kernel(self.dialect, device, op, "static u8s8")
+        return find_kernel(self.dialect, device, op, kernel_form(form))
+
+    def _refuse(self, known: Kernel | None, form: Form, precision: Precision, where: str) -> None:
+        if known is None or known.speed == "fast" or (precision.force and known.speed != "absent"):
             return
-        column = self.constant(f"{scale}_column", _column(self.weights[scale]))
-        self.add("Gather", [column, item.data], [f"{output}__scale"], output, axis=0)
-        self.add("Mul", [f"{output}__cast", f"{output}__scale"], [output], output)
+        device = "this processor" if self.device == PROCESSOR else self.device
+        says = {"slow": "is slow on", "no gain": "gains nothing on", "absent": "can't run on"}[known.speed]
+        force = "" if known.speed == "absent" else ", or `force: true`"
+        raise UsageError(
+            f"{form.describe()} {says} {device}: {known.why}.",
+            where=where,
+            hint=f"Use `{known.instead}`{force}. Source: {known.source}.",
+        )
 
 
-def _scalars(model: onnx.ModelProto) -> dict[str, float]:
-    from onnx import numpy_helper
-
-    tensors = _onnx_graph.constants(model.graph)
-    return {name: float(numpy_helper.to_array(t).reshape(())) for name, t in tensors.items() if not t.dims}
-
-
-def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
-    import onnx
-
-    made = onnx.NodeProto()
-    made.CopyFrom(node)
-    return made
+def kernel_form(form: Form) -> str:
+    """Return the name that the table of kernels has for a form: "static u8s8", "weight_only int4", "fp16"."""
+    if form.kind == "half":
+        return form.dtype
+    if form.kind == "dynamic":
+        return "dynamic u8s8"
+    if form.kind == "static":
+        return f"static {({'int8': 's8s8', 'uint8': 'u8s8', 'fp8': 'fp8'})[form.activation]}"
+    return f"weight_only {form.dtype}{'' if form.symmetric else ' asymmetric'}"
 
 
-def _raw(values: Array, bits: int) -> bytes:
-    """Return the bytes of a tensor; two 4-bit numbers share one, the first in the low half."""
-    import numpy as np
-
-    if bits == 8:
-        return values.tobytes()
-    flat = values.reshape(-1).astype(np.uint8) & 0xF
-    if flat.size % 2:
-        flat = np.append(flat, np.uint8(0))
-    return (flat[0::2] | (flat[1::2] << 4)).tobytes()
-
-
-def _column(scale: onnx.TensorProto) -> Array:
-    from onnx import numpy_helper
-
-    values: Array = numpy_helper.to_array(scale)
-    return values.reshape(-1, 1)
-
-
-def _declare(model: onnx.ModelProto, weight_only: Sequence[Form]) -> None:
-    """Name the operator sets that the new nodes need."""
-    import onnx
-
-    if any(form.contrib for form in weight_only) and all(
-        entry.domain != "com.microsoft" for entry in model.opset_import
-    ):
-        model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
-    if any(not form.contrib for form in weight_only):
-        for entry in model.opset_import:
-            if entry.domain in ("", "ai.onnx"):
-                entry.version = max(entry.version, BLOCK_OPSET)
-        model.ir_version = max(model.ir_version, 10)
+def _calibration(precision: Precision, op: str, contrib: bool) -> Literal["minmax", "entropy", "percentile", "dynamic"]:
+    if precision.calibration is not None:
+        return precision.calibration
+    fits = contrib and op != "Conv" and precision.activation != "int8" and precision.scheme != "symmetric"
+    return "dynamic" if fits else "minmax"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from vbpipe.core import LayerChoice
 from vbpipe.recipe.model import Model
 from vbpipe_stages import _torch_model
-from vbpipe_stages._quantize_forms import Form
-from vbpipe_stages._quantize_rules import Choice, Described, Precision, Rule, misfit
+from vbpipe_stages._quantize_plan import Asked
+from vbpipe_stages._quantize_rules import Choice, Described, misfit
 
 if TYPE_CHECKING:
     import torch
@@ -71,34 +71,28 @@ def weighted_modules(model: Model, root: Path) -> Modules:
     return Modules(classes, tuple(weighted))
 
 
-def layer_choice(
-    module: WeightedModule,
-    choice: Choice,
-    rules: Sequence[Rule],
-    form: Callable[[Precision, Described, int | None], Form],
-) -> LayerChoice:
+def layer_choice(module: WeightedModule, choice: Choice, asked: Asked) -> LayerChoice:
     """Return what the module gets, and what will keep it from that."""
-    rule = "default" if choice.rule is None else f"rules[{choice.rule}] {rules[choice.rule].describe()}"
+    rule = "default" if choice.rule is None else f"rules[{choice.rule}] {asked.rules[choice.rule].describe()}"
     shared = f"shares its weight with {module.shares}" if module.shares else ""
-    precision = choice.precision
-    table = module.operators == ("Gather",)
-    if (
-        table
-        and choice.rule is not None
-        and precision is not None
-        and not rules[choice.rule].names_table(module.described()[0])
-    ):
-        precision = None
-    if precision is None or (table and choice.rule is None):
-        note = "a table is quantized only where a rule names its class or Gather" if table else ""
-        return LayerChoice(module.path, module.kind, rule, "float", "; ".join(filter(None, (note, shared))))
+
+    def told(gets: str, note: str = "") -> LayerChoice:
+        return LayerChoice(module.path, module.kind, rule, gets, "; ".join(filter(None, (note, shared))))
+
+    precision, high = choice.precision, asked.lowering.high(choice.precision)
+    rest = "float" if high == "fp32" else high
+    if module.operators == ("Gather",):
+        names = choice.rule is not None and asked.rules[choice.rule].names_table(module.described()[0])
+        if precision is None or not names:
+            note = "a table is quantized only where a rule names its class or Gather"
+            return told(rest, note if choice.rule is None else "")
+    if precision is None:
+        return told("float")
     op = module.operators[0]
     problem = misfit(precision, op, module.inputs)
     if problem and op == "Conv" and choice.rule is None:
-        return LayerChoice(module.path, module.kind, rule, "float", "; ".join(filter(None, (problem, shared))))
-    note = f"refused: {problem}" if problem else ""
-    gets = form(precision, module.described()[0], choice.rule).describe()
-    return LayerChoice(module.path, module.kind, rule, gets, "; ".join(filter(None, (note, shared))))
+        return told(rest, problem)
+    return told(asked.form(precision, op, choice.rule).describe(), f"refused: {problem}" if problem else "")
 
 
 def _operators(part: torch.nn.Module) -> tuple[str, ...] | None:

@@ -14,11 +14,11 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from vbpipe.core import Spec
 from vbpipe.errors import VbpipeError
 
-Weight = Literal["int8", "int4", "float"]
-Activation = Literal["int8", "uint8", "float"]
+Weight = Literal["int8", "int4", "fp8", "fp16", "bf16", "float"]
+Activation = Literal["int8", "uint8", "fp8", "fp16", "bf16", "float"]
+HighPrecision = Literal["fp32", "fp16", "bf16"]
 Calibration = Literal["minmax", "entropy", "percentile", "dynamic"]
 Scheme = Literal["symmetric", "asymmetric"]
-Form = Literal["static", "dynamic", "weight_only"]
 
 
 class Precision(Spec):
@@ -29,8 +29,14 @@ class Precision(Spec):
     """
 
     weight: Weight = "int8"
+    """fp16, bf16: the operator computes in that type, and so do those without weights that the rule meets; norms,
+    softmax and sums stay in float32. fp8 is E4M3."""
     activation: Activation | None = None
-    """For int8 weights uint8 on x86 and int8 elsewhere; float for int4 weights. float: only weights are quantized."""
+    """For int8 weights uint8 on x86 and int8 elsewhere, fp8 for fp8 weights, else those of the weights; float for int4
+    weights. float: only weights are quantized, and so it is with fp16 and bf16, which set `high_precision` as well."""
+    high_precision: HighPrecision | None = None
+    """What quantized operators give and what goes on around them. fp16 for TensorRT, whose int8 is slower than its fp16
+    where all the rest is fp32; fp32 elsewhere; fp16 and bf16 weights bring their own."""
     calibration: Calibration | None = None
     """dynamic where the target runs it, for it needs no samples and is closest to eager on transformers; a Conv gets
     minmax, for dynamic 8-bit convolutions are slower than float ones."""
@@ -53,8 +59,19 @@ class Precision(Spec):
             raise ValueError(
                 "float weights with quantized activations save nothing: quantize the weights, or keep both"
             )
-        if self.weight == "int4" and self.activation not in (None, "float"):
+        if self.weight == "int4" and self.activation not in (None, "float", "fp16", "bf16"):
             raise ValueError("int4 weights need float activations: leave `activation` out")
+        if self.activation == "fp8" and self.weight != "fp8":
+            raise ValueError("fp8 activations need fp8 weights")
+        if self.weight == "fp8" and self.activation in ("int8", "uint8"):
+            raise ValueError("fp8 weights need fp8 or float activations")
+        if self.weight == "fp8" and (self.scheme == "asymmetric" or self.calibration == "dynamic"):
+            raise ValueError("fp8 is symmetric and static: leave `scheme` out, and use minmax or percentile")
+        if self.weight in ("fp16", "bf16") and self.activation not in (None, self.weight):
+            raise ValueError(f"{self.weight} weights compute with {self.weight} activations: leave `activation` out")
+        own = next((name for name in (self.weight, self.activation) if name in ("fp16", "bf16")), None)
+        if own is not None and self.high_precision not in (None, own):
+            raise ValueError(f"{own} and `high_precision: {self.high_precision}` exclude each other")
         if self.calibration == "dynamic" and self.activation == "int8":
             raise ValueError(
                 "dynamic activations are uint8 (DynamicQuantizeLinear): use `activation: uint8`, or minmax"
@@ -62,6 +79,16 @@ class Precision(Spec):
         if self.calibration == "dynamic" and self.scheme == "symmetric" and self.weight == "int8":
             raise ValueError("dynamic activations are asymmetric: leave `scheme` out, or use minmax")
         return self
+
+    @property
+    def half(self) -> Literal["fp16", "bf16"] | None:
+        """The type in which the operator computes where nothing is quantized; None for the others."""
+        return self.weight if self.weight in ("fp16", "bf16") else None
+
+    @property
+    def weight_only(self) -> bool:
+        """Whether weights are quantized and activations are not."""
+        return self.half is None and (self.weight == "int4" or self.activation in ("float", "fp16", "bf16"))
 
 
 _FIELDS = tuple(Precision.model_fields)
@@ -84,6 +111,7 @@ class Rule(Spec):
     keep: Literal[True] | None = None
     weight: Weight | None = None
     activation: Activation | None = None
+    high_precision: HighPrecision | None = None
     calibration: Calibration | None = None
     scheme: Scheme | None = None
     granularity: Literal["per_tensor", "per_channel"] | None = None
@@ -204,14 +232,15 @@ def misfit(precision: Precision, op: str, inputs: int) -> str:
     """
     if precision.weight == "float":
         return "`weight: float` changes nothing; say `keep: true`"
+    if precision.half is not None:
+        return ""
     if op == "Gather":
         return "" if precision.weight == "int8" else "a table is quantized to int8 only"
-    weight_only = precision.weight == "int4" or precision.activation == "float"
-    if op == "Conv" and weight_only:
+    if op == "Conv" and precision.weight_only:
         return "a Conv has no form with only its weights quantized"
     if op == "Conv" and precision.calibration == "dynamic":
         return "dynamic 8-bit convolutions are slower than float ones; use `calibration: minmax`"
-    if weight_only and inputs % precision.group_size:
+    if precision.weight_only and precision.weight != "fp8" and inputs % precision.group_size:
         return f"group_size {precision.group_size} does not divide its {inputs} inputs"
     return ""
 

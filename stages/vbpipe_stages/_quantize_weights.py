@@ -31,7 +31,7 @@ def symmetric_int8(weight: Array, axis: int | None, largest: int) -> Rounded:
 
     over = tuple(other for other in range(weight.ndim) if other != axis) if axis is not None else None
     top = np.abs(weight).max(axis=over)
-    scale = _usable(top.astype(np.float64) / largest)
+    scale = usable(top.astype(np.float64) / largest)
     shape = [1] * weight.ndim
     if axis is not None:
         shape[axis] = -1
@@ -59,7 +59,7 @@ def blocks(weight: Array, bits: int, group: int, *, symmetric: bool) -> Rounded:
         zero = np.full(scale.shape, middle, np.uint8)
     else:
         low, high = np.minimum(grouped.min(axis=1), 0.0), np.maximum(grouped.max(axis=1), 0.0)
-        scale = _usable((high - low) / largest)
+        scale = usable((high - low) / largest)
         zero = np.rint(-low / scale).clip(0, largest).astype(np.uint8)
     values = np.rint(grouped / scale[:, None]) + zero[:, None]
     return Rounded(values.clip(0, largest).astype(np.uint8).reshape(rows, columns), scale, zero)
@@ -84,14 +84,14 @@ def activation(extent: Extent, dtype: str, *, symmetric: bool) -> tuple[float, i
     """Return scale and zero point of one tensor; `dtype` is "int8" or "uint8"."""
     low, high = (0, 255) if dtype == "uint8" else (-128, 127)
     if symmetric:
-        scale = float(_usable(max(-extent.low, extent.high) / 127))
+        scale = float(usable(max(-extent.low, extent.high) / 127))
         return scale, 128 if dtype == "uint8" else 0
-    scale = float(_usable((extent.high - extent.low) / 255))
+    scale = float(usable((extent.high - extent.low) / 255))
     return scale, max(low, min(high, round(low - extent.low / scale)))
 
 
-def _usable(scale: Any) -> Array:
-    """Return the scale in float32; 1 for what is all zeros, and nothing so small that dividing by it overflows."""
+def usable(scale: Any) -> Array:
+    """Return a scale in float32; 1 for what is all zeros, and nothing so small that dividing by it overflows."""
     import numpy as np
 
     scale = np.asarray(scale, np.float32)

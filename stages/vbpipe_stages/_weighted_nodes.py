@@ -23,6 +23,8 @@ class Weighted:
     weight: Array
     """[K, N] of MatMul and Gemm, [out, in/groups, ...] of Conv, [rows, width] of Gather."""
     weight_name: str
+    source: str
+    """The constant that the weight is, or is a transpose of: modules with tied weights have it in common."""
     bias: Array | None = None
     """Of Gemm, `beta` included; None where there is none."""
 
@@ -49,7 +51,7 @@ def weighted(model: onnx.ModelProto) -> tuple[dict[str, Weighted], dict[str, str
         weight = _constant(name, weights, turned)
         if weight is None:
             continue
-        made = _fit(node, weight, name, weights)
+        made = _fit(node, weight, name, turned[name].input[0] if name in turned else name, weights)
         if isinstance(made, Weighted):
             found[node.output[0]] = made
         else:
@@ -68,20 +70,22 @@ def _constant(name: str, weights: Mapping[str, onnx.TensorProto], turned: Mappin
     return weight.transpose(_onnx_graph.attributes(turned[name]).get("perm", tuple(range(weight.ndim))[::-1]))
 
 
-def _fit(node: onnx.NodeProto, weight: Array, name: str, weights: Mapping[str, onnx.TensorProto]) -> Weighted | str:
+def _fit(
+    node: onnx.NodeProto, weight: Array, name: str, source: str, weights: Mapping[str, onnx.TensorProto]
+) -> Weighted | str:
     from onnx import numpy_helper
 
     if weight.dtype != "float32":
         return f"its weight is {weight.dtype}, not float32"
     if node.op_type == "Conv":
-        return Weighted(node, weight, name)
+        return Weighted(node, weight, name, source)
     if weight.ndim != 2:
         return f"its weight has {weight.ndim} axes, not 2"
     facts = _onnx_graph.attributes(node)
     if node.op_type == "Gather":
-        return Weighted(node, weight, name) if facts.get("axis", 0) == 0 else "it does not gather rows"
+        return Weighted(node, weight, name, source) if facts.get("axis", 0) == 0 else "it does not gather rows"
     if node.op_type == "MatMul":
-        return Weighted(node, weight, name)
+        return Weighted(node, weight, name, source)
     if facts.get("transA", 0):
         return "its input is transposed (transA)"
     turned = weight.T if facts.get("transB", 0) else weight
@@ -91,7 +95,7 @@ def _fit(node: onnx.NodeProto, weight: Array, name: str, weights: Mapping[str, o
         return "its bias is not constant"
     bias = numpy_helper.to_array(weights[bias_name]) * _like(beta) if bias_name else None
     own = f"{name}__{'t' if facts.get('transB', 0) else 'n'}{alpha:g}"
-    return Weighted(node, turned * _like(alpha), own, bias)
+    return Weighted(node, turned * _like(alpha), own, source, bias)
 
 
 def _like(value: float) -> Any:

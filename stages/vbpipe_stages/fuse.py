@@ -59,7 +59,7 @@ class Fuse(Spec):
     @classmethod
     def configure(cls, recipe: Recipe, target: Target) -> tuple[Stage, ...]:
         backend = plugins.backend(target.backend)
-        facts = {"contrib": backend.contrib_operators, "pack_attention": "quantize" not in recipe.stages}
+        facts = {"contrib": backend.dialect == "onnxruntime", "pack_attention": "quantize" not in recipe.stages}
         stage = cls.model_validate({**facts, **recipe.stages.get("fuse", {})})
         return (stage,) if backend.source == "onnx" and stage.level != "none" else ()
 

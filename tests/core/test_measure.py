@@ -44,7 +44,7 @@ import numpy as np
 
 
 class Fake:
-    name, source, runs, contrib_operators = "fake", "onnx", frozenset({"engine"}), False
+    name, source, runs, dialect = "fake", "onnx", frozenset({"engine"}), "standard"
 
     def __init__(self, mode="good", sleep_ms=1.0, flag=""):
         self.mode, self.sleep_ms, self.flag = mode, sleep_ms, flag

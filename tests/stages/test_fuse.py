@@ -146,7 +146,7 @@ def test_quantization_still_finds_every_layer_after_fusion(exported: Mapping[str
     for default in ({}, {"calibration": "minmax"}, {"weight": "int4"}):
         out = tmp_path / f"quantized{len(list(tmp_path.iterdir()))}"
         out.mkdir()
-        step = Quantize.model_validate({"contrib": True, "default": default})
+        step = Quantize.model_validate({"dialect": "onnxruntime", "default": default})
         meta = step.run({"onnx": source, "samples": exported["samples"]}, out, Site(tmp_path))
         assert meta["quantized_nodes"] == 6
         assert fidelity_to_eager(Artifact("onnx", "", out, meta), exported).cosine > 0.97

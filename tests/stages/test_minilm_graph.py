@@ -120,7 +120,7 @@ def test_all_attention_of_the_encoder_fuses(minilm: Mapping[str, Artifact]) -> N
 def test_every_layer_is_quantized_after_fusion_and_sentences_stay_close(
     default: dict[str, Any], floor: float, minilm: Mapping[str, Artifact], tmp_path: Path
 ) -> None:
-    step = Quantize.model_validate({"contrib": True, "on_processor": True, "default": default})
+    step = Quantize.model_validate({"dialect": "onnxruntime", "device": "processor", "default": default})
     inputs = {"onnx": minilm["fused"], "samples": minilm["samples"]}
     meta = step.run(inputs, tmp_path, Site(tmp_path, threads=2))
     assert meta["quantized_nodes"] == meta["weighted_nodes"] == 36
@@ -133,7 +133,7 @@ def test_every_layer_is_quantized_after_fusion_and_sentences_stay_close(
 
 def test_a_rule_addresses_one_layer_of_the_fused_graph(minilm: Mapping[str, Artifact], tmp_path: Path) -> None:
     rules = [{"match": "bert.encoder.layer.0.attention.*", "keep": True}, {"match": "*.output.dense", "weight": "int4"}]
-    step = Quantize.model_validate({"contrib": True, "rules": rules})
+    step = Quantize.model_validate({"dialect": "onnxruntime", "rules": rules})
     meta = step.run({"onnx": minilm["fused"], "samples": minilm["samples"]}, tmp_path, Site(tmp_path))
     assert [entry["quantized"] for entry in meta["asked"]] == [0, 11, 21]
     assert meta["changed"] == {"dynamic int8": 21, "weight_only int4": 11}

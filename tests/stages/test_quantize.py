@@ -134,7 +134,7 @@ def calibrated(folder: Path, data: Sequence[Mapping[str, Any]]) -> Artifact:
 
 
 def stage(**options: Any) -> Quantize:
-    return Quantize.model_validate({"contrib": True, "on_processor": True, **options})
+    return Quantize.model_validate({"dialect": "onnxruntime", "device": "processor", **options})
 
 
 def quantized(step: Quantize, source: Artifact, tmp_path: Path, data: Sequence[Mapping[str, Any]] = RAGGED) -> Artifact:
@@ -189,7 +189,7 @@ def test_a_target_without_contrib_operators_gets_standard_ones_that_give_the_sam
     default: dict[str, Any], tmp_path: Path
 ) -> None:
     source = layers(tmp_path / "source")
-    made = quantized(stage(default=default, contrib=False, on_processor=False), source, tmp_path)
+    made = quantized(stage(default=default, dialect="standard", device=None), source, tmp_path)
     assert all(":" not in name for name in operators(made))
     assert cosine(made, source, RAGGED, backend="null") > 0.98
     assert cosine(made, source, RAGGED) > 0.98
@@ -325,7 +325,9 @@ def test_samples_of_zeros_and_weights_of_zeros_give_finite_outputs(tmp_path: Pat
         assert all(np.isfinite(row["y"]).all() for row in outputs(made, RAGGED))
 
 
-@pytest.mark.skipif(_processor.has_signed_kernels(), reason="signed kernels are as fast here")
+@pytest.mark.skipif(
+    _processor.kind() not in ("x86_avx2", "x86_vnni", "x86_amx"), reason="signed kernels are as fast here"
+)
 def test_signed_activations_are_refused_where_they_are_slow_unless_forced(tmp_path: Path) -> None:
     slow = {"activation": "int8", "calibration": "minmax"}
     with pytest.raises(VbpipeError, match="activation: uint8"):
@@ -391,9 +393,9 @@ def test_a_recipe_that_does_not_ask_for_it_gets_no_step() -> None:
     target = Target(backend="onnxruntime")
     assert Quantize.configure(recipe({}), target) == ()
     (step,) = Quantize.configure(asking, target)
-    assert isinstance(step, Quantize) and step.contrib and step.on_processor
+    assert isinstance(step, Quantize) and step.dialect == "onnxruntime" and step.device == "processor"
     (elsewhere,) = Quantize.configure(asking, Target(backend="onnxruntime", options={"providers": ["cuda"]}))
-    assert isinstance(elsewhere, Quantize) and not elsewhere.on_processor
+    assert isinstance(elsewhere, Quantize) and elsewhere.device == "cuda"
 
 
 def test_the_processor_is_in_the_key_only_where_it_matters(tmp_path: Path) -> None:

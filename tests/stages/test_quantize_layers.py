@@ -50,7 +50,7 @@ def choices(root: Path, *rules: dict[str, Any], default: Any = None) -> dict[str
             "shapes": {"batch": {"min": 1, "opt": 2, "max": 4}},
         }
     )
-    options = {"rules": list(rules), "contrib": True} | ({} if default is None else {"default": default})
+    options = {"rules": list(rules), "dialect": "onnxruntime"} | ({} if default is None else {"default": default})
     return {one.module: one for one in Quantize.model_validate(options).layers(model, root)}
 
 

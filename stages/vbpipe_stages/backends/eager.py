@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from vbpipe.core import Artifact, Backend, Meta, Run, Spec
+from vbpipe.core import Artifact, Backend, Dialect, Meta, Run, Spec
 from vbpipe.errors import EngineError
 from vbpipe_stages._interface import Interface
 from vbpipe_stages._reference import FILE, OUTPUTS, Reference
@@ -21,7 +21,7 @@ class Eager(Spec):
     name: ClassVar[str] = "eager"
     source: ClassVar[str] = "reference"
     runs: ClassVar[frozenset[str]] = frozenset({"reference", "engine"})
-    contrib_operators: ClassVar[bool] = False
+    dialect: ClassVar[Dialect] = "standard"
 
     def unavailable(self) -> str | None:
         """Return that torch is not installed, or None."""

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vbpipe.core import Artifact, Backend, Meta, Run, Spec
+from vbpipe.core import Artifact, Backend, Dialect, Meta, Run, Spec
 from vbpipe.errors import EngineError
 from vbpipe_stages import _interface, _onnx_graph, _provenance
 
@@ -39,7 +39,7 @@ class Null(Spec):
     name: ClassVar[str] = "null"
     source: ClassVar[str] = "onnx"
     runs: ClassVar[frozenset[str]] = frozenset({"engine"})
-    contrib_operators: ClassVar[bool] = False
+    dialect: ClassVar[Dialect] = "standard"
 
     def unavailable(self) -> str | None:
         if importlib.util.find_spec("onnx") is None:

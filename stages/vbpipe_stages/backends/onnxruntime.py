@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import field_validator
 
-from vbpipe.core import Artifact, Backend, Meta, Run, Spec, TracedNode
+from vbpipe.core import Artifact, Backend, Dialect, Meta, Run, Spec, TracedNode
 from vbpipe.errors import EngineError
 from vbpipe_stages import _interface, _onnx_graph, _processor, _product_rates, _provenance, _trace
 
@@ -44,7 +44,7 @@ class OnnxRuntime(Spec):
     name: ClassVar[str] = "onnxruntime"
     source: ClassVar[str] = "onnx"
     runs: ClassVar[frozenset[str]] = frozenset({"onnx", "engine"})
-    contrib_operators: ClassVar[bool] = True
+    dialect: ClassVar[Dialect] = "onnxruntime"
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     """First choice first: ONNX Runtime's names or cpu, cuda, tensorrt, …; the processor always takes what is left."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vbpipe.core import Artifact, Backend, Meta, Run, Spec
+from vbpipe.core import Artifact, Backend, Dialect, Meta, Run, Spec
 from vbpipe.errors import EngineError
 from vbpipe_stages._interface import Interface
 from vbpipe_stages._user_code import installed
@@ -28,7 +28,7 @@ class TorchScript(Spec):
     name: ClassVar[str] = "torchscript"
     source: ClassVar[str] = "torchscript"
     runs: ClassVar[frozenset[str]] = frozenset({"torchscript", "engine"})
-    contrib_operators: ClassVar[bool] = False
+    dialect: ClassVar[Dialect] = "standard"
 
     optimize: bool = False
     """Also run `optimize_for_inference`: convolutions take MKL-DNN's own layout, on the host that loads it."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vbpipe.core import Artifact, Backend, Meta, Run, Spec
+from vbpipe.core import Artifact, Backend, Dialect, Meta, Run, Spec
 from vbpipe_fake.misdeed import NOTE, Misdeed
 from vbpipe_stages.backends.onnxruntime import OnnxRuntime
 
@@ -35,7 +35,7 @@ class Misbehaving(Spec):
     name: ClassVar[str] = "misbehaving"
     source: ClassVar[str] = "misdeed"
     runs: ClassVar[frozenset[str]] = frozenset({"engine"})
-    contrib_operators: ClassVar[bool] = True
+    dialect: ClassVar[Dialect] = "onnxruntime"
 
     def unavailable(self) -> str | None:
         return OnnxRuntime().unavailable()
