@@ -34,6 +34,8 @@ _FLOAT_INPUTS: Mapping[str, frozenset[int]] = {"Resize": frozenset({1, 2}), "Ups
 """Inputs that are float32 whatever the operator computes in."""
 
 _FP16_LARGEST = 65504.0
+_FP16_LEAST = 2.0**-25
+"""What rounds to zero."""
 _STANDS_FOR_INFINITY = 32768.0
 """Masks hold the most negative float32 there is. This leaves room for the scores that are added to it."""
 
@@ -104,6 +106,8 @@ class _Writer:
         output = node.output[0] if node.output else ""
         half = self.wanted.get(output)
         kind = _code(half) if half is not None and not stays(node) else floats
+        if kind == onnx.TensorProto.FLOAT16 and any(self._vanishes(name) for name in node.input):
+            kind = floats
         if node.op_type == "Constant":
             self.nodes.append(copy)
             return
@@ -182,6 +186,17 @@ class _Writer:
         self.origins[made] = name
         self.forms[name, kind] = made
         return made
+
+    def _vanishes(self, name: str) -> bool:
+        """Return whether a tensor is one number that fp16 rounds to zero: an epsilon that guards a division."""
+        import numpy as np
+        import onnx
+
+        tensor = self.weights.get(name)
+        if tensor is None or tensor.data_type != onnx.TensorProto.FLOAT or np.prod(tensor.dims) != 1:
+            return False
+        value = onnx.numpy_helper.to_array(tensor).reshape(())
+        return bool(0 < abs(value) < _FP16_LEAST)
 
     def _rounded(self, name: str, made: str, kind: int) -> onnx.TensorProto:
         import ml_dtypes

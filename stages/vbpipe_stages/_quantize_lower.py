@@ -229,12 +229,12 @@ class _Writer:
 
         if form.activation == "fp8":
             extent = self.extents[measured]
-            scale = _quantize_weights.usable(max(-extent.low, extent.high) / _FP8_LARGEST)
+            scale = _held(max(-extent.low, extent.high) / _FP8_LARGEST, form)
             inputs = [self.constant(f"{target}__scale", scale), self._fp8(f"{target}__zero_point", np.zeros(()))]
         else:
             step, zero = _quantize_weights.activation(self.extents[measured], form.activation, symmetric=form.symmetric)
             inputs = [
-                self.constant(f"{target}__scale", np.asarray(step, np.float32)),
+                self.constant(f"{target}__scale", _held(step, form)),
                 self.constant(f"{target}__zero_point", np.asarray(zero, form.activation)),
             ]
         self.add("QuantizeLinear", [source, *inputs], [f"{target}__quantized"], measured)
@@ -242,7 +242,7 @@ class _Writer:
 
     def _weight(self, item: Weighted, form: Form, axis: int) -> str:
         values, scale, zero = self._rounded(item, form, axis)
-        dequantized = f"{values}__dequantized{_suffix(form)}"
+        dequantized = f"{values}__dequantized"
         key = ("weight", dequantized)
         if key not in self.shared:
             along = {"axis": axis} if form.per_channel else {}
@@ -252,21 +252,22 @@ class _Writer:
 
     def _rounded(self, item: Weighted, form: Form, axis: int) -> tuple[str, str, str]:
         if form.dtype == "fp8":
-            return self._rounded_fp8(item)
-        name = f"{item.weight_name}__{'channel' if form.per_channel else 'tensor'}{axis}_{form.largest}"
+            return self._rounded_fp8(item, form)
+        name = f"{item.weight_name}__{'channel' if form.per_channel else 'tensor'}{axis}_{form.largest}{_suffix(form)}"
         if name not in self.weights:
-            rounded = _quantize_weights.symmetric_int8(item.weight, axis if form.per_channel else None, form.largest)
+            along = axis if form.per_channel else None
+            rounded = _quantize_weights.symmetric_int8(item.weight, along, form.largest, form.high)
             self.constant(name, rounded.values)
             self.constant(f"{name}__scale", rounded.scale)
             self.constant(f"{name}__zero_point", rounded.zero_point)
         return name, f"{name}__scale", f"{name}__zero_point"
 
-    def _rounded_fp8(self, item: Weighted) -> tuple[str, str, str]:
+    def _rounded_fp8(self, item: Weighted, form: Form) -> tuple[str, str, str]:
         import numpy as np
 
-        name = f"{item.weight_name}__fp8"
+        name = f"{item.weight_name}__fp8{_suffix(form)}"
         if name not in self.weights:
-            scale = _quantize_weights.usable(np.abs(item.weight).max() / _FP8_LARGEST)
+            scale = _held(float(np.abs(item.weight).max()) / _FP8_LARGEST, form)
             self._fp8(name, (item.weight / scale).clip(-_FP8_LARGEST, _FP8_LARGEST))
             self.constant(f"{name}__scale", scale)
             self._fp8(f"{name}__zero_point", np.zeros(()))
@@ -335,11 +336,12 @@ class _Writer:
         import numpy as np
         import onnx
 
-        name = f"{item.weight_name}__grouped{form.bits}_{group}{'' if form.symmetric else '_asymmetric'}"
-        dequantized = f"{name}__dequantized{_suffix(form)}"
+        scheme = "" if form.symmetric else "_asymmetric"
+        name = f"{item.weight_name}__grouped{form.bits}_{group}{scheme}{_suffix(form)}"
+        dequantized = f"{name}__dequantized"
         if ("weight", dequantized) in self.shared:
             return dequantized
-        rounded = _quantize_weights.blocks(item.weight, form.bits, group, symmetric=form.symmetric)
+        rounded = _quantize_weights.blocks(item.weight, form.bits, group, symmetric=form.symmetric, kind=form.high)
         middle = 2 ** (form.bits - 1)
         kind = onnx.TensorProto.INT4 if form.bits == 4 else onnx.TensorProto.INT8
         # A zero point of 0 is left out: TensorRT's parser takes none for 4-bit weights.
@@ -387,6 +389,10 @@ def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
 def _suffix(form: Form) -> str:
     """Return what keeps apart tensors that are made once for each type of what reads them."""
     return "" if form.high == "fp32" else f"_{form.high}"
+
+
+def _held(scale: float, form: Form) -> Array:
+    return _quantize_weights.held(_quantize_weights.usable(scale), form.high)
 
 
 def _raw(values: Array, bits: int) -> bytes:

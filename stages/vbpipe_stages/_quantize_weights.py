@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vbpipe_stages._calibration import Extent
+from vbpipe_stages._quantize_rules import HighPrecision
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,13 +26,16 @@ class Rounded:
     zero_point: Array
 
 
-def symmetric_int8(weight: Array, axis: int | None, largest: int) -> Rounded:
-    """Round to -largest..largest; `scale` is per index of `axis`, or one for all where that is None."""
+def symmetric_int8(weight: Array, axis: int | None, largest: int, kind: HighPrecision = "fp32") -> Rounded:
+    """Round to -largest..largest; `scale` is per index of `axis`, or one for all where that is None.
+
+    Scales are numbers that `kind` can hold: what rounds with them and what gives the floats back agree.
+    """
     import numpy as np
 
     over = tuple(other for other in range(weight.ndim) if other != axis) if axis is not None else None
     top = np.abs(weight).max(axis=over)
-    scale = usable(top.astype(np.float64) / largest)
+    scale = held(usable(top.astype(np.float64) / largest), kind)
     shape = [1] * weight.ndim
     if axis is not None:
         shape[axis] = -1
@@ -39,7 +43,7 @@ def symmetric_int8(weight: Array, axis: int | None, largest: int) -> Rounded:
     return Rounded(values, scale, np.zeros(scale.shape, np.int8))
 
 
-def blocks(weight: Array, bits: int, group: int, *, symmetric: bool) -> Rounded:
+def blocks(weight: Array, bits: int, group: int, *, symmetric: bool, kind: HighPrecision = "fp32") -> Rounded:
     """Round groups along axis 0 of a [K, N] weight to unsigned integers.
 
     Returns:
@@ -56,10 +60,11 @@ def blocks(weight: Array, bits: int, group: int, *, symmetric: bool) -> Rounded:
         extreme = np.take_along_axis(grouped, place, axis=1)[:, 0]
         scale = (extreme / -middle).astype(np.float32)
         scale[scale == 0] = 1.0
+        scale = held(scale, kind)
         zero = np.full(scale.shape, middle, np.uint8)
     else:
         low, high = np.minimum(grouped.min(axis=1), 0.0), np.maximum(grouped.max(axis=1), 0.0)
-        scale = usable((high - low) / largest)
+        scale = held(usable((high - low) / largest), kind)
         zero = np.rint(-low / scale).clip(0, largest).astype(np.uint8)
     values = np.rint(grouped / scale[:, None]) + zero[:, None]
     return Rounded(values.clip(0, largest).astype(np.uint8).reshape(rows, columns), scale, zero)
@@ -96,6 +101,18 @@ def usable(scale: Any) -> Array:
 
     scale = np.asarray(scale, np.float32)
     return np.where(scale < np.finfo(np.float32).tiny, np.float32(1.0), scale).astype(np.float32)
+
+
+def held(scale: Array, kind: HighPrecision) -> Array:
+    """Return float32 scales rounded to what a type can hold, none of them to zero."""
+    import ml_dtypes
+    import numpy as np
+
+    if kind == "fp32":
+        return scale
+    rounded = scale.astype(np.float16 if kind == "fp16" else ml_dtypes.bfloat16).astype(np.float32)
+    least = np.float32(np.finfo(np.float16).smallest_subnormal)
+    return np.where(rounded == 0, np.copysign(least, scale), rounded).astype(np.float32)
 
 
 def _nibbles(values: Array) -> Array:

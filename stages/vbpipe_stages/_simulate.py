@@ -77,7 +77,7 @@ def _widen_weights(model: onnx.ModelProto) -> None:
 def _cast(source: str, target: str, kind: int) -> onnx.NodeProto:
     import onnx
 
-    return onnx.helper.make_node("Cast", [source], [target], name=f"{target}/Cast", to=kind)
+    return onnx.helper.make_node("Cast", [source], [target], name=f"{target}/Round", to=kind)
 
 
 def _halves() -> tuple[int, int]:
