@@ -12,7 +12,7 @@ setup: $(READY) ## .venv with everything that the tests and the recipes need, at
 
 $(READY): pyproject.toml requirements/cpu.txt requirements/recipes.txt requirements/recipes-no-deps.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -qq --constraint requirements/cpu.txt --editable '.[build,dev]' --requirement requirements/recipes.txt
+	$(BIN)/python -m pip install -qq --constraint requirements/cpu.txt --editable '.[build,dev,rtx]' --requirement requirements/recipes.txt
 	$(BIN)/python -m pip install -qq --no-deps --requirement requirements/recipes-no-deps.txt
 	$(BIN)/python -m compileall -q pipeline stages
 	@touch $@

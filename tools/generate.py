@@ -34,6 +34,26 @@ def command_reference() -> str:
     return "\n".join(parts)
 
 
+def kernel_reference() -> str:
+    """Return the table of forms as Markdown."""
+    from vbpipe_stages._kernels import KERNELS
+
+    parts = [
+        "# Forms by processor and GPU\n\nGenerated from `stages/vbpipe_stages/_kernels.py` by `make gen`. `quantize` refuses "
+        "a form that is slow or gains nothing where it is to run unless the rule says `force: true`, and one that is absent "
+        "always; the first row that meets a form decides, and what no row meets is let through. u8s8: unsigned activations, "
+        "signed weights.\n",
+        "| dialect | devices | operators | form | against float32 | why | instead | source |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in KERNELS:
+        devices, operators = ", ".join(row.devices) or "all", ", ".join(row.operators) or "all"
+        instead = f"`{row.instead}`" if row.instead else ""
+        cells = (row.dialect, devices, operators, row.form, row.speed, row.why, instead, row.source)
+        parts.append(f"| {' | '.join(cells)} |")
+    return "\n".join(parts) + "\n"
+
+
 def recipe_reference() -> str:
     """Return every key of a recipe as Markdown, from the JSON Schema."""
     schema = json_schema()
@@ -86,6 +106,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "docs/reference/recipe.schema.json": render,
     "docs/reference/recipe.md": recipe_reference,
     "docs/reference/commands.md": command_reference,
+    "docs/reference/forms.md": kernel_reference,
 }
 
 

@@ -11,7 +11,7 @@ from vbpipe.errors import UsageError
 from vbpipe_stages import _processor
 from vbpipe_stages._calibration import Method
 from vbpipe_stages._kernels import Kernel, find_kernel
-from vbpipe_stages._quantize_rules import HighPrecision, Precision
+from vbpipe_stages._quantize_rules import HighPrecision, Precision, misfit
 from vbpipe_stages._quantize_weights import SEVEN_BITS
 
 Kind = Literal["static", "dynamic", "weight_only", "table", "half"]
@@ -104,6 +104,7 @@ class Lowering:
     def refuse(self, precision: Precision, ops: tuple[str, ...], where: str) -> None:
         """Raise UsageError for a precision that none of the operators `ops` can have."""
         problems: list[UsageError] = []
+        ops = tuple(op for op in ops if not misfit(precision, op, 0))
         for op in ops:
             try:
                 self.form(precision, op, where)

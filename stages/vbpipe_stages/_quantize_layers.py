@@ -85,7 +85,7 @@ def layer_choice(module: WeightedModule, choice: Choice, asked: Asked) -> LayerC
         names = choice.rule is not None and asked.rules[choice.rule].names_table(module.described()[0])
         if precision is None or not names:
             note = "a table is quantized only where a rule names its class or Gather"
-            return told(rest, note if choice.rule is None else "")
+            return told(rest, note if choice.rule is None and precision is not None else "")
     if precision is None:
         return told("float")
     op = module.operators[0]
