@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from vbpipe_stages import _onnx_graph
+from vbpipe_stages._fuse_attention import fuse_attention
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir
 
-PassName = Literal["fold", "transformer", "transformer_optimizer", "onnxruntime"]
+PassName = Literal["fold", "transformer", "attention", "transformer_optimizer", "onnxruntime"]
 Level = Literal["none", "basic", "extended", "all"]
 
 
@@ -140,6 +141,7 @@ def onnxruntime_offline(model: onnx.ModelProto, setting: Setting) -> onnx.ModelP
 PASSES: tuple[Pass, ...] = (
     Pass("fold", "basic", contrib=False, apply=fold),
     Pass("transformer", "all", contrib=True, apply=transformer),
+    Pass("attention", "all", contrib=True, apply=lambda model, setting: fuse_attention(model)),
     Pass("transformer_optimizer", "all", contrib=True, apply=transformer_optimizer),
     Pass("onnxruntime", "basic", contrib=False, apply=onnxruntime_offline),
 )

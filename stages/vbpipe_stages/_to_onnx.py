@@ -125,10 +125,14 @@ def _finish(
     _name_symbols(model, recipe)
     paths = {row.path for row in modules}
     nodes = {name: _known(scope, paths) for name, scope in scopes.items() if name}
+    classes = {row.path: row.type for row in modules}
+    parameters = dict(_parameters(model, adapter, nodes))
+    folded = dict(_folded_norms(model, nodes, classes, parameters))
     provenance = Provenance(
-        nodes=nodes,
-        classes={row.path: row.type for row in modules},
-        parameters=dict(_parameters(model, adapter, nodes)),
+        nodes={**nodes, **folded},
+        parts={output: (owner, nodes[output]) for output, owner in folded.items()},
+        classes=classes,
+        parameters=parameters,
     )
     _strip(model)
     return Graph(model, provenance, model.opset_imports[""])
@@ -263,6 +267,20 @@ def _parameters(model: ir.Model, adapter: torch.nn.Module, nodes: Mapping[str, s
             if match:
                 yield name, match.removeprefix(f"{PREFIX}.")
                 break
+
+
+def _folded_norms(
+    model: ir.Model, nodes: Mapping[str, str], classes: Mapping[str, str], parameters: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield (output, module) of operators that took over the norm behind them, with the module of their weight.
+
+    The exporter names them after the norm, and nobody looks for a convolution there.
+    """
+    for node in model.graph.all_nodes():
+        output, weight = _output(node), node.inputs[1].name if len(node.inputs) > 1 and node.inputs[1] else None
+        owner = parameters.get(weight or "", "").rpartition(".")[0]
+        if owner and owner != nodes.get(output) and "BatchNorm" in classes.get(nodes.get(output, ""), ""):
+            yield output, owner
 
 
 def _holds(value: ir.Value, tensor: torch.Tensor) -> bool:

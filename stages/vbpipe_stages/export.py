@@ -35,7 +35,7 @@ class Export(Spec):
     """Write `model.pt`, or `model.onnx` with `provenance.json`; and `io.json`."""
 
     name: ClassVar[str] = "export"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     scope: ClassVar[Literal["chain", "each", "target"]] = "chain"
     after: ClassVar[tuple[str, ...]] = ("eager",)
     in_recipe: ClassVar[bool] = True

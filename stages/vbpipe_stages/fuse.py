@@ -43,7 +43,7 @@ class Fuse(Spec):
     """
 
     name: ClassVar[str] = "fuse"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     scope: ClassVar[Literal["chain", "each", "target"]] = "chain"
     after: ClassVar[tuple[str, ...]] = ("export",)
     in_recipe: ClassVar[bool] = True
