@@ -21,15 +21,20 @@ def fuse_attention(model: onnx.ModelProto) -> onnx.ModelProto:
     nothing may be guarded against NaN. The operator: ONNX Runtime's ContribOperators.md, MultiHeadAttention.
     """
     import onnx
+    import onnx_ir as ir
+    from onnx_ir.passes import common
 
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = _Graph(result)
-    for node in list(result.graph.node):
-        found = graph.attention(node) if node.op_type == "Softmax" else None
-        if found is not None:
-            graph.replace(found)
-    return result
+    found = [one for one in map(graph.attention, model.graph.node) if one is not None]
+    if not found:
+        return result
+    for one in found:
+        graph.replace(one)
+    fused = ir.from_proto(result)
+    common.RemoveUnusedNodesPass()(fused)
+    return ir.to_proto(fused)
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,9 @@ class _Graph:
         self.weights = _onnx_graph.constants(model.graph)
 
     def attention(self, softmax: onnx.NodeProto) -> _Attention | None:
-        """Return the attention whose weights `softmax` gives, None where a part of it has another form."""
+        """Return the attention whose weights a Softmax gives, None where a part of it has another form."""
+        if softmax.op_type != "Softmax" or _onnx_graph.attributes(softmax).get("axis", -1) not in (-1, 3):
+            return None
         add = self._maker(softmax.input[0], "Add")
         product = self._maker(add.input[0], "MatMul") if add is not None else None
         end = self._end(softmax)
@@ -74,7 +81,7 @@ class _Graph:
         )
 
     def replace(self, found: _Attention) -> None:
-        """Put the one operator where the result was made, and drop what nothing reads any more."""
+        """Put the one operator where the result was made; what it stands for is left without readers."""
         import onnx
 
         nodes = self.model.graph.node
@@ -93,7 +100,6 @@ class _Graph:
         nodes.insert(place, fused)
         if all(entry.domain != "com.microsoft" for entry in self.model.opset_import):
             self.model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
-        self._drop_dead()
 
     def _maker(self, name: str, op: str) -> onnx.NodeProto | None:
         node = self.makers.get(name)
@@ -157,15 +163,3 @@ class _Graph:
         tensor = self.weights.get(name)
         values = [] if tensor is None else numpy_helper.to_array(tensor).reshape(-1).tolist()
         return float(values[0]) if len(values) == 1 else None
-
-    def _drop_dead(self) -> None:
-        graph = self.model.graph
-        outputs = {value.name for value in graph.output} | _onnx_graph.captured(graph)
-        while True:
-            read = {name for node in graph.node for name in node.input} | outputs
-            dead = [node for node in graph.node if not set(node.output) & read]
-            if not dead:
-                break
-            for node in dead:
-                graph.node.remove(node)
-        _onnx_graph.drop_unused(graph)

@@ -36,6 +36,8 @@ _FLOAT_INPUTS: Mapping[str, frozenset[int]] = {"Resize": frozenset({1, 2}), "Ups
 _FP16_LARGEST = 65504.0
 _FP16_LEAST = 2.0**-25
 """What rounds to zero."""
+_INFINITE = 1e30
+"""Constants of this magnitude stand for infinity."""
 _STANDS_FOR_INFINITY = 32768.0
 """Masks hold the most negative float32 there is. This leaves room for the scores that are added to it."""
 
@@ -48,7 +50,7 @@ class Converted:
         model: the graph; its inputs and outputs are as they were.
         origins: new tensor to the old one that it stands for.
         nodes: how many compute in each type.
-        cut: constants that fp16 can't hold, and that became +-32768: name to the value of largest magnitude.
+        cut: constants that stand for infinity and became +-32768 in fp16: name to the value of largest magnitude.
     """
 
     model: onnx.ModelProto
@@ -106,7 +108,7 @@ class _Writer:
         output = node.output[0] if node.output else ""
         half = self.wanted.get(output)
         kind = _code(half) if half is not None and not stays(node) else floats
-        if kind == onnx.TensorProto.FLOAT16 and any(self._vanishes(name) for name in node.input):
+        if kind == onnx.TensorProto.FLOAT16 and any(self._is_beyond(name) for name in node.input):
             kind = floats
         if node.op_type == "Constant":
             self.nodes.append(copy)
@@ -176,7 +178,7 @@ class _Writer:
             return self.forms[name, kind]
         now = self.made_in.get(name, onnx.TensorProto.FLOAT)
         if now == kind:
-            return self.forms.get((name, kind), name)
+            return name
         made = f"{name}__{_name(kind)}"
         if name in self.weights:
             self.result.graph.initializer.append(self._rounded(name, made, kind))
@@ -187,16 +189,17 @@ class _Writer:
         self.forms[name, kind] = made
         return made
 
-    def _vanishes(self, name: str) -> bool:
-        """Return whether a tensor is one number that fp16 rounds to zero: an epsilon that guards a division."""
+    def _is_beyond(self, name: str) -> bool:
+        """Return whether fp16 can't hold a constant: a number that it rounds to zero guards a division."""
         import numpy as np
         import onnx
 
         tensor = self.weights.get(name)
-        if tensor is None or tensor.data_type != onnx.TensorProto.FLOAT or np.prod(tensor.dims) != 1:
+        if tensor is None or tensor.data_type != onnx.TensorProto.FLOAT:
             return False
-        value = onnx.numpy_helper.to_array(tensor).reshape(())
-        return bool(0 < abs(value) < _FP16_LEAST)
+        sizes = np.abs(onnx.numpy_helper.to_array(tensor))
+        vanishes = sizes.size == 1 and 0 < float(sizes.reshape(-1)[0]) < _FP16_LEAST
+        return bool(vanishes or ((sizes > _FP16_LARGEST) & (sizes < _INFINITE)).any())
 
     def _rounded(self, name: str, made: str, kind: int) -> onnx.TensorProto:
         import ml_dtypes

@@ -165,8 +165,6 @@ class Lowering:
 
     def _known(self, form: Form, op: str) -> Kernel | None:
         device = _processor.kind() if self.device == PROCESSOR else self.device
-        if self.dialect == "tensorrt" and form.kind == "static" and form.dtype == "int8" and not form.symmetric:
-            return find_kernel(self.dialect, device, op, "static u8s8")
         return find_kernel(self.dialect, device, op, kernel_form(form))
 
     def _refuse(self, known: Kernel | None, form: Form, precision: Precision, where: str) -> None:
@@ -183,14 +181,14 @@ class Lowering:
 
 
 def kernel_form(form: Form) -> str:
-    """Return the name that the table of kernels has for a form: "static u8s8", "weight_only int4", "fp16"."""
+    """Return a form as the table of kernels names it: "static u8s8 asymmetric", "weight_only int4", "fp16"."""
     if form.kind == "half":
         return form.dtype
     if form.kind == "dynamic":
         return "dynamic u8s8"
-    if form.kind == "static":
-        return f"static {({'int8': 's8s8', 'uint8': 'u8s8', 'fp8': 'fp8'})[form.activation]}"
-    return f"weight_only {form.dtype}{'' if form.symmetric else ' asymmetric'}"
+    values = {"int8": "s8s8", "uint8": "u8s8", "fp8": "fp8"}[form.activation]
+    name = f"static {values}" if form.kind == "static" else f"weight_only {form.dtype}"
+    return name if form.symmetric else f"{name} asymmetric"
 
 
 def _calibration(precision: Precision, op: str, contrib: bool) -> Literal["minmax", "entropy", "percentile", "dynamic"]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
-from vbpipe.errors import VbpipeError
+from vbpipe.errors import UsageError, VbpipeError
 from vbpipe_stages import _half
 from vbpipe_stages._provenance import Provenance
 from vbpipe_stages._quantize_forms import Form, Lowering
@@ -19,7 +19,6 @@ from vbpipe_stages._quantize_rules import (
     HighPrecision,
     Precision,
     Rule,
-    choose,
     misfit,
     require_matches,
 )
@@ -40,16 +39,21 @@ class Asked:
     lowering: Lowering
 
     def choice(self, node: Described) -> Choice:
-        """Return the rule that decides and what it gives; raises VbpipeError where it clashes with the default."""
-        default = Precision() if self.default == "keep" else self.default
+        """Return the first rule that the node meets and what it gives, else the default."""
+        for index, rule in enumerate(self.rules):
+            if rule.meets(node):
+                return Choice(None if rule.keep else self.over(index), index)
+        return Choice(None if self.default == "keep" else self.default, None)
+
+    def over(self, index: int) -> Precision:
+        """Return what a rule asks for; raises UsageError where it clashes with the default."""
         try:
-            choice = choose(node, self.rules, default)
+            return self.rules[index].over(Precision() if self.default == "keep" else self.default)
         except ValidationError as error:
             found = "; ".join(str(entry["msg"]) for entry in error.errors())
-            raise VbpipeError(
-                f"a rule and the default make no sense together: {found}.", where=f"{WHERE}.rules"
+            raise UsageError(
+                f"the rule and the default make no sense together: {found}.", where=place(index)
             ) from error
-        return Choice(None, None) if choice.rule is None and self.default == "keep" else choice
 
     def form(self, precision: Precision, op: str, rule: int | None) -> Form:
         """Return the form of an operator; raises UsageError for one that the target should not or can't have."""
@@ -94,9 +98,7 @@ class Plan:
         found: dict[str, list[str]] = {}
         for output in self.choices:
             if output in self.found or output in self.unfit:
-                form = self.forms.get(output)
-                told = form.describe() if form is not None else "float"
-                found.setdefault(self.described[output].path, []).append(told)
+                found.setdefault(self.described[output].path, []).append(self._form_of(output))
         return {module: "; ".join(dict.fromkeys(forms)) for module, forms in found.items() if module}
 
     def shared_weights(self) -> str | None:
@@ -104,12 +106,14 @@ class Plan:
         readers: dict[str, dict[str, str]] = {}
         for output, item in self.found.items():
             if output in self.choices:
-                form = self.forms.get(output)
-                told = form.describe() if form is not None else "float"
-                readers.setdefault(item.source, {})[self.described[output].path or output] = told
+                readers.setdefault(item.source, {})[self.described[output].path or output] = self._form_of(output)
         apart = [forms for forms in readers.values() if len(set(forms.values())) > 1]
         said = ("; ".join(f"{module} gets {told}" for module, told in forms.items()) for forms in apart)
         return "; ".join(f"one weight, stored for each form: {text}" for text in said) or None
+
+    def _form_of(self, output: str) -> str:
+        form = self.forms.get(output)
+        return "float" if form is None else form.describe()
 
     def told(self) -> list[dict[str, object]]:
         """Return for every rule, the default last, how many nodes it met, and which modules changed for it."""
@@ -172,7 +176,9 @@ def _decide(output: str, plan: Plan) -> None:
         if choice.rule is not None:
             plan.choices[output] = choice
         return
-    if node.op == "Gather" and not asked_gather:
+    # In fp16 a table is an operator like others; int8 rows are a form of their own, which a rule must name.
+    in_half = choice.precision is not None and choice.precision.half is not None and output in plan.found
+    if node.op == "Gather" and not (asked_gather or in_half):
         return
     plan.choices[output] = choice
     precision = choice.precision

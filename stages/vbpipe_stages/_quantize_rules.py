@@ -198,14 +198,6 @@ class Choice:
     rule: int | None
 
 
-def choose(node: Described, rules: Sequence[Rule], default: Precision) -> Choice:
-    """Return the first rule that the node meets, else the default."""
-    for index, rule in enumerate(rules):
-        if rule.meets(node):
-            return Choice(None if rule.keep else rule.over(default), index)
-    return Choice(default, None)
-
-
 def require_matches(rules: Sequence[Rule], nodes: Iterable[Described], classes: Mapping[str, str]) -> None:
     """Raise VbpipeError for a rule that meets nothing in the graph, with what is near.
 

@@ -21,8 +21,10 @@ def has_half(model: onnx.ModelProto) -> bool:
     )
 
 
-def in_float(model: onnx.ModelProto) -> onnx.ModelProto:
+def in_float(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:
     """Return the graph with every half tensor in float32, rounded to the half type wherever one is made.
+
+    With it comes new tensor to the tensor of `model` that it stands for.
 
     So computes hardware that multiplies half types and sums up in float32, as tensor cores do; a half graph's own names
     are kept. Inputs and outputs of the graph that are half stay so.
@@ -30,11 +32,12 @@ def in_float(model: onnx.ModelProto) -> onnx.ModelProto:
     import onnx
 
     if not has_half(model):
-        return model
+        return model, {}
     types = element_types(model)
     result = onnx.ModelProto()
     result.CopyFrom(model)
     nodes: list[onnx.NodeProto] = []
+    origins: dict[str, str] = {}
     outside = {value.name for value in (*model.graph.input, *model.graph.output) if types.get(value.name) in _halves()}
     widened = {name: f"{name}__wide" for name in outside}
     for value in model.graph.input:
@@ -55,13 +58,14 @@ def in_float(model: onnx.ModelProto) -> onnx.ModelProto:
             exact, rounded = f"{name}__exact", f"{name}__rounded"
             copy.output[place] = exact
             target = name if name in outside else rounded
+            origins |= {exact: name, rounded: name}
             nodes.append(_cast(exact, target, kind))
             nodes.append(_cast(target, widened.get(name, name), onnx.TensorProto.FLOAT))
     del result.graph.node[:]
     result.graph.node.extend(nodes)
     _widen_weights(result)
     del result.graph.value_info[:]
-    return result
+    return result, origins
 
 
 def _widen_weights(model: onnx.ModelProto) -> None:

@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import ValidationError
 from pydantic.json_schema import SkipJsonSchema
 
 from vbpipe import plugins, samples
@@ -19,7 +18,6 @@ from vbpipe_stages._calibration import Extent, collect
 from vbpipe_stages._damage import ModuleDamage, find_damage, worst_first, write_damage
 from vbpipe_stages._half import Converted, in_half
 from vbpipe_stages._interface import Interface
-from vbpipe_stages._precisions import write_precisions
 from vbpipe_stages._provenance import Provenance
 from vbpipe_stages._quantize_forms import PROCESSOR, Form, Lowering
 from vbpipe_stages._quantize_layers import WeightedModule, layer_choice, weighted_modules
@@ -85,13 +83,12 @@ class Quantize(Spec):
         if fight:
             raise UsageError(f"{fight}.", where=f"{WHERE}.rules", hint="Put the narrower rule first, or remove it.")
         asked = self._asked()
-        default = Precision() if self.default == "keep" else self.default
         if self.default != "keep":
             asked.lowering.refuse(self.default, ("MatMul", "Conv"), place(None))
         for index, rule in enumerate(self.rules):
             if not rule.keep:
                 ops = (rule.op,) if rule.op else ("MatMul", "Conv")
-                asked.lowering.refuse(_over(rule, default, index), ops, place(index))
+                asked.lowering.refuse(asked.over(index), ops, place(index))
 
     def _asked(self) -> Asked:
         return Asked(self.rules, self.default, Lowering(self.dialect, self.device))
@@ -139,28 +136,29 @@ class Quantize(Spec):
         source = inputs["onnx"].path
         model, provenance = _onnx_graph.read(source), Provenance.read(source)
         plan = make_plan(model, provenance, self._asked())
-        if not plan.forms and not any(kind != "fp32" for kind in plan.high.values()):
-            raise VbpipeError("nothing was quantized: it would change nothing.", where=WHERE, hint=plan.why_nothing())
         ends = joined(model, plan.forms, plan.kept_outputs())
         extents = self._extents(model, plan, ends, inputs, site)
         lowered = lower(model, plan.forms, plan.found, ends, extents)
         converted = in_half(lowered.model, plan.halves(lowered.model, lowered.high))
+        if not plan.forms and not converted.nodes:
+            raise VbpipeError("nothing was quantized: it would change nothing.", where=WHERE, hint=plan.why_nothing())
         _onnx_graph.write(converted.model, out)
         Interface.read(source).write(out)
         traced = carried(provenance, model, converted.model, _through(converted.origins, lowered.origins))
         traced.write(out)
-        write_precisions(plan.precisions(), out)
         site.progress(None, "comparing module by module")
         rows = samples.load(inputs["samples"].path / CHECKS)
-        damage = find_damage(model, in_float(converted.model), provenance, traced.nodes, rows)
+        computed, stands_for = in_float(converted.model)
+        modules = {**traced.nodes, **{new: traced.nodes.get(old, "") for new, old in stands_for.items()}}
+        damage = find_damage(model, computed, provenance, modules, rows)
         write_damage(damage, out)
         return {**_effect(plan, model, converted, len(extents), inputs), "damage": _most_damaged(damage)}
 
     def _depends_on_processor(self) -> bool:
         """Return whether another processor could give another graph: 8-bit weights whose range it decides."""
         precisions = [] if self.default == "keep" else [self.default]
-        default = precisions[0] if precisions else Precision()
-        precisions += [rule.over(default) for rule in self.rules if not rule.keep]
+        asked = self._asked()
+        precisions += [asked.over(index) for index, rule in enumerate(self.rules) if not rule.keep]
         return self.device == PROCESSOR and any(p.weight == "int8" and not p.weight_only for p in precisions)
 
     def _extents(
@@ -188,6 +186,7 @@ def _effect(plan: Plan, model: onnx.ModelProto, converted: Converted, ranges: in
         "effect": "changed",
         "warning": "; ".join(filter(None, doubts)) or None,
         "asked": plan.told(),
+        "modules": plan.precisions(),
         "changed": plan.counts(),
         "half_nodes": dict(sorted(converted.nodes.items())),
         "cut_constants": dict(sorted(converted.cut.items())),
@@ -211,14 +210,6 @@ def _device(target: Target) -> str | None:
     providers = target.options.get("providers", ())
     on_gpu = any(str(name).lower().startswith(("cuda", "tensorrt", "nvtensorrt", "rocm")) for name in providers)
     return "cuda" if on_gpu else PROCESSOR
-
-
-def _over(rule: Rule, default: Precision, index: int) -> Precision:
-    try:
-        return rule.over(default)
-    except ValidationError as error:
-        found = "; ".join(str(entry["msg"]) for entry in error.errors())
-        raise UsageError(f"the rule and the default make no sense together: {found}.", where=place(index)) from error
 
 
 def _through(later: Mapping[str, str], earlier: Mapping[str, str]) -> dict[str, str]:

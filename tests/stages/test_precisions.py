@@ -20,10 +20,10 @@ from vbpipe.core import Artifact, Site
 from vbpipe.errors import UsageError, VbpipeError
 from vbpipe.recipe.model import Dimension, Recipe, Target, TensorInput
 from vbpipe_stages import _processor
+from vbpipe_stages._damage import read_damage
 from vbpipe_stages._half import in_half
 from vbpipe_stages._interface import Interface
 from vbpipe_stages._kernels import KERNELS, find_kernel
-from vbpipe_stages._precisions import read_precisions
 from vbpipe_stages._provenance import Provenance
 from vbpipe_stages._simulate import has_half, in_float
 from vbpipe_stages._watched import watched
@@ -133,10 +133,10 @@ def test_every_form_for_tensorrt_stays_close(
 ) -> None:
     made = lowered(source, tmp_path, default=default)
     assert made.meta["changed"] == {told: 2}
-    assert read_precisions(made.path) == {"up": told, "down": told}
+    assert made.meta["modules"] == {"up": told, "down": told}
     model, before = (onnx.load(one.path / "model.onnx") for one in (made, source))
     assert [value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)] == [1, 1]
-    got, want = run(in_float(model), tmp_path / "got"), run(before, tmp_path / "want")
+    got, want = run(in_float(model)[0], tmp_path / "got"), run(before, tmp_path / "want")
     assert fidelity.compare(got, want).cosine_min >= floor
 
 
@@ -157,10 +157,10 @@ def test_what_fp16_can_not_hold_is_cut_and_told_or_stays(source: Artifact, tmp_p
 def test_rules_give_modules_types_of_their_own(source: Artifact, tmp_path: Path) -> None:
     rules = [{"match": "up", "weight": "bf16"}, {"match": "down", "weight": "int8", "high_precision": "fp16"}]
     made = lowered(source, tmp_path, default="keep", rules=rules)
-    assert read_precisions(made.path) == {"up": "bf16", "down": "static int8 in fp16"}
+    assert made.meta["modules"] == {"up": "bf16", "down": "static int8 in fp16"}
     model = onnx.load(made.path / "model.onnx")
     onnx.checker.check_model(model, full_check=True)
-    got, want = run(in_float(model), tmp_path / "got"), run(onnx.load(source.path / "model.onnx"), tmp_path / "want")
+    got, want = run(in_float(model)[0], tmp_path / "got"), run(onnx.load(source.path / "model.onnx"), tmp_path / "want")
     assert fidelity.compare(got, want).cosine_min >= 0.99
 
 
@@ -185,11 +185,36 @@ def test_scales_too_small_for_fp16_do_not_become_zero(source: Artifact, tmp_path
     assert all((numpy_helper.to_array(scale) > 0).all() for scale in scales)
 
 
+def test_a_module_s_own_error_is_as_large_in_half_types_as_in_float32(source: Artifact, tmp_path: Path) -> None:
+    def own(high: str) -> float:
+        default = {"weight": "int4", "group_size": 64, "high_precision": high}
+        made = lowered(source, tmp_path, default=default)
+        return next(one.own or 0.0 for one in read_damage(made.path) if one.module == "up")
+
+    assert own("fp16") == pytest.approx(own("fp32"), rel=0.05)
+    assert own("bf16") == pytest.approx(own("fp32"), rel=0.2)
+
+
+def test_weights_beyond_fp16_keep_their_operator_in_float32(source: Artifact, tmp_path: Path) -> None:
+    model = onnx.load(source.path / "model.onnx")
+    for tensor in model.graph.initializer:
+        if tensor.name == "up_bias":
+            values = numpy_helper.to_array(tensor).copy()
+            values[0] = 1e5
+            tensor.CopyFrom(numpy_helper.from_array(values, "up_bias"))
+    (source.path / "model.onnx").write_bytes(model.SerializeToString())
+    made = lowered(source, tmp_path, default={"weight": "fp16"})
+    assert set(made.meta["cut_constants"]) == {"mask"}
+    held = {t.name: t.data_type for t in onnx.load(made.path / "model.onnx").graph.initializer}
+    assert held["up_bias"] == TensorProto.FLOAT
+    assert "up_bias__fp16" not in held
+
+
 def test_a_graph_that_is_already_float_is_left_alone(source: Artifact) -> None:
     model = onnx.load(source.path / "model.onnx")
     assert in_half(model, {}).model is model
     assert not has_half(model)
-    assert in_float(model) is model
+    assert in_float(model) == (model, {})
 
 
 @pytest.mark.parametrize("weight", CHECKED)

@@ -325,14 +325,20 @@ def test_samples_of_zeros_and_weights_of_zeros_give_finite_outputs(tmp_path: Pat
         assert all(np.isfinite(row["y"]).all() for row in outputs(made, RAGGED))
 
 
-@pytest.mark.skipif(
-    _processor.kind() not in ("x86_avx2", "x86_vnni", "x86_amx"), reason="signed kernels are as fast here"
-)
-def test_signed_activations_are_refused_where_they_are_slow_unless_forced(tmp_path: Path) -> None:
+def test_signed_activations_are_refused_where_they_are_slow_unless_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_processor, "kind", lambda: "x86_avx2")
     slow = {"activation": "int8", "calibration": "minmax"}
     with pytest.raises(VbpipeError, match="activation: uint8"):
         quantized(stage(default=slow), layers(tmp_path / "s"), tmp_path)
     made = quantized(stage(default={**slow, "force": True}), layers(tmp_path / "t"), tmp_path)
+    assert made.meta["activations"] == ["int8"]
+
+
+def test_signed_activations_are_taken_where_they_are_as_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_processor, "kind", lambda: "x86_vnni")
+    made = quantized(stage(default={"activation": "int8", "calibration": "minmax"}), layers(tmp_path / "s"), tmp_path)
     assert made.meta["activations"] == ["int8"]
 
 
