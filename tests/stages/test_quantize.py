@@ -377,6 +377,9 @@ def test_an_embedding_is_quantized_only_where_a_rule_names_it(tmp_path: Path) ->
     both = quantized(stage(rules=[{"type": "Embedding", "weight": "int8"}]), source, tmp_path, ids)
     assert both.meta["changed"] == {"dynamic int8": 1, "table int8": 1}
     assert cosine(both, source, ids) > 0.999
+    # Rows of fp16 are no form of their own: any rule that meets the module gives them.
+    halved = stage(dialect="tensorrt", device="sm86", default="keep", rules=[{"match": "embed", "weight": "fp16"}])
+    assert quantized(halved, source, tmp_path, ids).meta["modules"] == {"embed": "fp16", "out": "float"}
 
 
 @pytest.mark.parametrize(
