@@ -40,9 +40,9 @@ def kernel_reference() -> str:
 
     parts = [
         "# Forms by processor and GPU\n\nGenerated from `stages/vbpipe_stages/_kernels.py` by `make gen`. `quantize` "
-        "refuses a form that is slow or gains nothing where it is to run unless the rule says `force: true`, and one that "
-        "is absent always; the first row that meets a form decides, and what no row meets is let through. u8s8: unsigned "
-        "activations, signed weights.\n",
+        "refuses a form that is slow or gains nothing where it is to run unless the rule says `force: true`, and one "
+        "that is absent always; the first row that meets a form decides, and what no row meets is let through. u8s8: "
+        "unsigned activations, signed weights.\n",
         "| dialect | devices | operators | form | against float32 | why | instead | source |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]

@@ -194,6 +194,27 @@ class Traceable(Protocol):
 
 
 @runtime_checkable
+class Inspectable(Protocol):
+    """A backend that can look into an engine and tell in which types its layers compute."""
+
+    def precisions(self, path: Path) -> Mapping[str, tuple[str, ...]]:
+        """Return module to what its operators with weights compute in, in the engine directory `path`.
+
+        "int8", "int4", "fp8", "fp16", "bf16" and "float" are types that the engine computes in, weights included; a
+        weight that is kept in another type and turned to float for the operator is "int8 weights in float". Modules
+        whose operators can't be told are left out.
+        """
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """A backend whose engines may be for a device that this host lacks. Its field `arch` comes from the target."""
+
+    def pending(self) -> str | None:
+        """Return what its engines need and this host lacks ("an SM86 GPU"), None where they run here. Never raises."""
+
+
+@runtime_checkable
 class Measurable(Protocol):
     """A backend that can measure how fast its kernels are at best on this host, so that reports can show shares of it.
 

@@ -10,7 +10,8 @@ from typing import Literal
 from vbpipe.measure.statistics import widen
 from vbpipe.recipe.model import Gate, StoredReport
 
-Outcome = Literal["pass", "fail", "inconclusive"]
+Outcome = Literal["pass", "fail", "inconclusive", "pending"]
+"""pending: it takes another host to tell."""
 BASELINE = "eager"
 """The row that everything is compared with."""
 FIDELITY = frozenset({"cosine", "cosine_min", "sqnr_db", "max_abs", "max_relative", "top1_agreement"})
@@ -47,7 +48,8 @@ class Figure:
 class Row:
     """Everything measured of one step. `speedups` is scenario to ratio over eager (above 1 is faster).
 
-    `not_measured` says why there are no times; it is empty where there are.
+    `not_measured` says why there are no times; it is empty where there are. `pending` is what it takes to measure it,
+    where this host lacks that: what is not known of such a row is still to come.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Row:
     metrics: Mapping[str, Figure]
     shippable: bool = True
     not_measured: str = ""
+    pending: str = ""
 
 
 @dataclass(frozen=True)
@@ -216,13 +219,14 @@ def overall(row: Row) -> float:
 
 
 def worst(results: Sequence[GateResult]) -> Outcome:
-    """Return "fail" before "inconclusive" before "pass"."""
+    """Return the worst of the outcomes, see `worst_of`."""
     return worst_of([result.outcome for result in results])
 
 
-def worst_of(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return "fail" before "inconclusive" before "pass"."""
-    return "fail" if "fail" in outcomes else "inconclusive" if "inconclusive" in outcomes else "pass"
+def worst_of(outcomes: Collection[Outcome]) -> Outcome:
+    """Return "fail" before "inconclusive" before "pending" before "pass"."""
+    order: tuple[Outcome, ...] = ("fail", "inconclusive", "pending")
+    return next((outcome for outcome in order if outcome in outcomes), "pass")
 
 
 def describe(gate: Gate) -> str:
@@ -246,6 +250,8 @@ def _judge_speedup(gate: Gate, row: Row, compare: Compare) -> list[GateResult]:
         return [GateResult(describe(gate), "pass", "it is what the gate compares with")]
     pair = (row.name, BASELINE if isinstance(over, StoredReport) else over)
     ratios = {s: r for s, r in compare.ratios.get(pair, {}).items() if gate.scenario in (None, s)}
+    if not ratios and row.pending:
+        return [_pending(gate, row)]
     if not ratios:
         why = f": {row.not_measured.rstrip('.')}" if row.not_measured else ""
         return [GateResult(describe(gate), "fail", f"{describe(gate)}: no ratio was measured{why}.")]
@@ -253,6 +259,10 @@ def _judge_speedup(gate: Gate, row: Row, compare: Compare) -> list[GateResult]:
         stored = compare.stored[over.report]
         return [_judge_against(gate, s, figure, stored, over.row or row.name, compare) for s, figure in ratios.items()]
     return [_judge_interval(gate, s, figure, compare.noise[s], compare) for s, figure in ratios.items()]
+
+
+def _pending(gate: Gate, row: Row) -> GateResult:
+    return GateResult(describe(gate), "pending", f"{describe(gate)}: pending: needs {row.pending}.")
 
 
 def _judge_against(
@@ -310,6 +320,8 @@ def _judge_metric(gate: Gate, row: Row, rows: Mapping[str, Row], compare: Compar
     prefix = f"{gate.metric}@"
     names = [f"{prefix}{scenario}" for scenario in compare.noise if gate.scenario in (None, scenario)]
     if not any(name in row.metrics for name in names):
+        if row.pending:
+            return [_pending(gate, row)]
         there = ", ".join(sorted({name.split("@")[0] for name in row.metrics})) or "none"
         return [GateResult(describe(gate), "fail", f"{describe(gate)}: there is no such figure (measured: {there}).")]
     return [_judge_figure(gate, name, row, rows, compare) for name in names]

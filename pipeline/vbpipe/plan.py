@@ -16,9 +16,9 @@ from vbpipe.core import Stage, canonical
 from vbpipe.decide import BASELINE
 from vbpipe.errors import UsageError
 from vbpipe.recipe.model import Recipe, Target
-from vbpipe.runner import Runner, own_runner, runner_for
+from vbpipe.runner import Runner, defining_runner, pending_on, runner_for
 
-REFERENCE = "reference"
+REFERENCE, ENGINE = "reference", "engine"
 CHECKED_AGAINST = ("reference", "samples")
 """What every runnable step is compared with before anybody builds on it."""
 
@@ -36,7 +36,8 @@ class Step:
     """"recipe/variant/target/label" of every chain that it belongs to."""
     runner: Runner | None = None
     """Who runs what it produces for the comparison with eager; None when nothing does. Steps that targets share are
-    compared on the kind's own runtime, whatever the targets' options: the outcome must not depend on who asks first."""
+    compared as the kind's format defines it, whatever the targets' options: the outcome must not depend on who asks first.
+    None as well for an engine that this host can't run."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Plan:
     targets: Mapping[str, Target]
     finals: Mapping[str, Mapping[str, str]]
     """Target to stage name to step id, for the steps that close a target (benchmark, gate, package)."""
+    pending: Mapping[str, str] = field(default_factory=dict)
+    """Target to what its engines need and this host lacks; targets whose engines run here are not in it."""
 
 
 @runtime_checkable
@@ -89,6 +92,8 @@ class Layout:
     """Row name to who runs it on this target."""
     previous: Mapping[str, str]
     """Row name to the row that its step was made from."""
+    pending: str | None = None
+    """What the target's engines need and this host lacks: nothing is timed, and no engine is run."""
 
 
 def make_plan(
@@ -139,9 +144,13 @@ class _Draft:
     rows: dict[str, dict[str, str]] = field(default_factory=dict)
     targets: dict[str, Target] = field(default_factory=dict)
     finals: dict[str, dict[str, str]] = field(default_factory=dict)
+    pending: dict[str, str] = field(default_factory=dict)
 
     def add_target(self, target_name: str, target: Target, variants: Mapping[str, Recipe]) -> None:
         self.targets[target_name] = target
+        lacking = pending_on(target)
+        if lacking:
+            self.pending[target_name] = lacking
         runnable: dict[str, list[tuple[str, str]]] = {}
         for variant, recipe in variants.items():
             runnable[variant] = self._add_chain(variant, recipe, target_name, recipe.targets[target_name])
@@ -160,6 +169,7 @@ class _Draft:
             rows=self.rows,
             targets=self.targets,
             finals=self.finals,
+            pending=self.pending,
         )
 
     def _add_chain(self, variant: str, recipe: Recipe, target_name: str, target: Target) -> list[tuple[str, str]]:
@@ -170,17 +180,18 @@ class _Draft:
             needs = _inputs(stage, newest, f"variant {variant}, target {target_name}")
             identity = f"{self.recipe}/{variant}/{target_name}/{stage.label()}"
             kind = stage.produces()
-            runner = _checking_runner(kind, target) if _is_runnable(kind) else None
+            elsewhere = kind == ENGINE and target_name in self.pending
+            runner = _checking_runner(kind, target) if _is_runnable(kind) and not elsewhere else None
             if runner is not None and kind != REFERENCE:
                 # Read by the comparison with eager that follows the step itself.
                 needs |= {common: newest[common] for common in CHECKED_AGAINST if common in newest}
             step = self._add(stage, needs, identity, runner)
             newest[kind] = step
             in_order.append(step)
-            if runner is not None:
+            if _is_runnable(kind):
                 runnable.append((step, stage.label()))
         self.chains.append(Chain(variant, target_name, tuple(in_order)))
-        if "engine" not in newest:
+        if ENGINE not in newest:
             raise UsageError(f"no stage builds an engine for variant {variant!r}.", where=f"targets.{target_name}")
         self._add_probes(recipe, variant, target_name, target, runnable, newest)
         return runnable
@@ -198,6 +209,8 @@ class _Draft:
             baseline: str | None = None
             for subject, label in runnable:
                 kind = self.steps[subject].stage.produces()
+                if kind == ENGINE and target_name in self.pending:
+                    continue
                 stage = cast(SubjectStage, template).for_subject(kind, runner_for(kind, target))
                 needs = {kind: newest[kind] for kind in sorted(stage.consumes()) if kind in newest}
                 needs["subject"] = subject
@@ -212,7 +225,8 @@ class _Draft:
     ) -> Layout:
         runners = {name: runner_for(self.steps[step].stage.produces(), target) for step, name in names.items()}
         previous = {name: names[before] for step, name in names.items() if (before := self._made_from(step, names))}
-        return Layout(target=target_name, chains=chains, runners=runners, previous=previous)
+        pending = self.pending.get(target_name)
+        return Layout(target=target_name, chains=chains, runners=runners, previous=previous, pending=pending)
 
     def _made_from(self, step_id: str, names: Mapping[str, str]) -> str | None:
         """Return the measured step whose result this one turns into its own; eager only where there is no other."""
@@ -285,7 +299,7 @@ def _is_runnable(kind: str) -> bool:
 
 
 def _checking_runner(kind: str, target: Target) -> Runner:
-    return runner_for(kind, target) if kind == "engine" else own_runner(kind) or runner_for(kind, target)
+    return runner_for(kind, target) if kind == ENGINE else defining_runner(kind) or runner_for(kind, target)
 
 
 def _row_names(runnable: Mapping[str, Sequence[tuple[str, str]]]) -> dict[str, str]:

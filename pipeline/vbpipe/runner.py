@@ -10,12 +10,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from vbpipe import plugins
-from vbpipe.core import Backend, Run, Spec
+from vbpipe.core import Backend, Placed, Run, Spec
 from vbpipe.errors import EngineError, UsageError
 from vbpipe.recipe.model import Target
-
-_OWN: Mapping[str, str] = {"reference": "eager", "torchscript": "torchscript", "onnx": "onnxruntime"}
-"""The backend that runs a kind when the target's own backend does not."""
 
 
 class Runner(Spec):
@@ -24,6 +21,20 @@ class Runner(Spec):
     backend: str
     options: Mapping[str, Any] = {}
     threads: Annotated[int, Field(ge=1)] = 1
+    arch: str | None = None
+    """The device that engines are for, where that is not this host's."""
+
+
+_OWN: Mapping[str, Runner] = {
+    "reference": Runner(backend="eager"),
+    "torchscript": Runner(backend="torchscript"),
+    "onnx": Runner(backend="onnxruntime"),
+}
+"""Who runs a kind when the target's own backend does not."""
+
+_DEFINING: Mapping[str, Runner] = {**_OWN, "onnx": Runner(backend="onnxruntime", options={"as_defined": True})}
+"""Who runs a kind as its format defines it: a processor's own kernels, which may saturate or lack a type, must not
+decide whether a graph is right that may be meant for another device."""
 
 
 def runner_for(kind: str, target: Target) -> Runner:
@@ -36,23 +47,45 @@ def runner_for(kind: str, target: Target) -> Runner:
         UsageError: no backend runs the kind, or the target names a backend that does not exist.
     """
     if kind != "reference" and kind in plugins.backend(target.backend).runs:
-        return Runner(backend=target.backend, options=target.options, threads=target.threads)
+        return engine_runner(target)
     if kind not in _OWN:
         raise UsageError(f"backend {target.backend!r} does not run {kind!r} artifacts.", where="targets")
-    return Runner(backend=_OWN[kind], threads=target.threads)
+    elsewhere = plugins.backend(target.backend).dialect == "tensorrt"
+    return (_DEFINING if elsewhere else _OWN)[kind].model_copy(update={"threads": target.threads})
+
+
+def engine_runner(target: Target) -> Runner:
+    """Return who builds and runs the engines of `target`."""
+    return Runner(backend=target.backend, options=target.options, threads=target.threads, arch=target.arch)
 
 
 def own_runner(kind: str) -> Runner | None:
     """Return who runs artifacts of `kind` where no target is asked; None for kinds that a target's backend runs."""
-    return Runner(backend=_OWN[kind]) if kind in _OWN else None
+    return _OWN.get(kind)
+
+
+def defining_runner(kind: str) -> Runner | None:
+    """Return who runs artifacts of `kind` as their format defines it; None for kinds that a target's backend runs."""
+    return _DEFINING.get(kind)
+
+
+def pending_on(target: Target) -> str | None:
+    """Return what the engines of `target` need and this host lacks; None where they run here.
+
+    Raises:
+        UsageError: the target's options are wrong.
+    """
+    backend = configured(engine_runner(target))
+    return backend.pending() if isinstance(backend, Placed) else None
 
 
 def configured(runner: Runner) -> Backend:
     """Return the backend with its options set; raises UsageError for options that it doesn't have."""
     cls = plugins.backend(runner.backend)
     assert issubclass(cls, BaseModel), "a backend is a Spec: its fields are its options"
+    placed = {"arch": runner.arch} if runner.arch is not None and "arch" in cls.model_fields else {}
     try:
-        return cls.model_validate(dict(runner.options))
+        return cls.model_validate({**runner.options, **placed})
     except ValidationError as error:
         found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise UsageError(found, where=f"backend {runner.backend}", hint="Correct the target's options.") from error

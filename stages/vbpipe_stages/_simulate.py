@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vbpipe_stages import _onnx_graph
 from vbpipe_stages._element_types import element_types
 
 if TYPE_CHECKING:
@@ -19,6 +22,16 @@ def has_half(model: onnx.ModelProto) -> bool:
         for attribute in node.attribute
         if attribute.name == "to"
     )
+
+
+def computes_in_half(directory: Path) -> bool:
+    """Return whether anything in an artifact's graph is fp16 or bf16; False without onnx, which hosts that run need not
+    have. Reads no weights."""
+    if importlib.util.find_spec("onnx") is None:
+        return False
+    import onnx
+
+    return has_half(onnx.load(str(directory / _onnx_graph.MODEL), load_external_data=False))
 
 
 def in_float(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:

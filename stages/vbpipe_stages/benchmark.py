@@ -71,6 +71,9 @@ class Benchmark(Spec):
     runners: SkipJsonSchema[Mapping[str, Runner]] = {}
     """Set by `for_target`."""
     chains: SkipJsonSchema[Mapping[str, tuple[str, ...]]] = {}
+    pending: SkipJsonSchema[str | None] = None
+    """What it takes to run the engines and this host lacks: then nothing is timed, and the outcome of every row says
+    so. Times of graphs on this host's processor would say nothing of that device."""
     taken: SkipJsonSchema[int | None] = None
     """Set by `vbpipe bench` to the time of the call: a measurement that no earlier one can stand for."""
 
@@ -80,7 +83,8 @@ class Benchmark(Spec):
         return (cls.model_validate({**recipe.stages.get(cls.name, {}), **facts}),)
 
     def for_target(self, layout: Layout) -> Stage:
-        return self.model_copy(update={"runners": dict(layout.runners), "chains": dict(layout.chains)})
+        told = {"runners": dict(layout.runners), "chains": dict(layout.chains), "pending": layout.pending}
+        return self.model_copy(update=told)
 
     def label(self) -> str:
         return self.name
@@ -105,22 +109,12 @@ class Benchmark(Spec):
         if set(inputs) <= {BASELINE}:
             raise StepFailed("nothing but eager was built, so there is nothing to compare.")
         asked = {samples.describe(sizes): sizes for sizes in self.sizes()}
+        if self.pending is not None:
+            return self._put_off(list(asked), inputs, out)
         scenarios = self._write_scenarios(asked, out)
         expected = {row: self._answers(row, scenarios, inputs, out, site) for row in self._references(inputs)}
         work = self._count_work(scenarios, inputs, site)
-        (out / WORK).write_text(json.dumps(work, indent=1) + "\n", encoding="utf-8")
-        (out / SUBJECTS).write_text(json.dumps(self._subjects(inputs), indent=1) + "\n", encoding="utf-8")
-        settings = measure.Settings(
-            threads=self.threads,
-            min_groups=self.min_groups,
-            max_groups=max(self.min_groups, self.max_groups),
-            precision=self.precision,
-            budget_s=self.budget_s,
-            margin=self.margin,
-            seed=_SEED,
-            call_timeout_s=self.call_timeout_s,
-            memory_limit_mib=self.memory_limit_mib,
-        )
+        self._describe(work, inputs, out)
         candidates = [
             measure.Candidate(
                 name=row,
@@ -134,19 +128,49 @@ class Benchmark(Spec):
             )
             for row, artifact in inputs.items()
         ]
-        found = measure.measure(candidates, scenarios, settings, baseline=BASELINE, progress=site.progress)
+        found = measure.measure(candidates, scenarios, self._settings(), baseline=BASELINE, progress=site.progress)
         found.save(out)
-        return {
-            "groups": len(found.groups),
-            "problems": [str(problem) for problem in found.problems],
-            "not_measured": {o.candidate: f"{o.status}: {o.message}" for o in found.outcomes if o.status != "measured"},
-        }
+        return _summary(found)
 
     def sizes(self) -> tuple[Mapping[str, int], ...]:
         """Return the sizes to measure, each with every symbol of the profile."""
         assert self.model is not None, "configure() sets it"
         optimum = {name: dim.opt for name, dim in self.model.shapes.items()}
         return tuple({**optimum, **sizes} for sizes in self.scenarios) or (optimum,)
+
+    def _settings(self) -> measure.Settings:
+        return measure.Settings(
+            threads=self.threads,
+            min_groups=self.min_groups,
+            max_groups=max(self.min_groups, self.max_groups),
+            precision=self.precision,
+            budget_s=self.budget_s,
+            margin=self.margin,
+            seed=_SEED,
+            call_timeout_s=self.call_timeout_s,
+            memory_limit_mib=self.memory_limit_mib,
+        )
+
+    def _put_off(self, scenarios: Sequence[str], inputs: Inputs, out: Path) -> Meta:
+        """Write a measurement without times, whose outcomes say what it takes to have them."""
+        self._describe({}, inputs, out)
+        outcomes = [measure.Outcome(row, "pending", f"needs {self.pending}.") for row in inputs]
+        found = measure.Measurement(
+            baseline=BASELINE,
+            control=None,
+            scenarios=tuple(scenarios),
+            settings=self._settings(),
+            host=measure.host_facts(),
+            elapsed_s=0.0,
+            groups=(),
+            outcomes=tuple(outcomes),
+        )
+        found.save(out)
+        return _summary(found)
+
+    def _describe(self, work: Mapping[str, Any], inputs: Inputs, out: Path) -> None:
+        (out / WORK).write_text(json.dumps(work, indent=1) + "\n", encoding="utf-8")
+        (out / SUBJECTS).write_text(json.dumps(self._subjects(inputs), indent=1) + "\n", encoding="utf-8")
 
     def _subjects(self, inputs: Inputs) -> dict[str, Any]:
         assert self.model is not None, "configure() sets it"
@@ -210,6 +234,14 @@ class Benchmark(Spec):
                 rows = next(iter(sample.values())).shape[:1]
                 found[scenario.name] = {"flops": flops, "io_bytes": moved, "rows": rows[0] if rows else 1}
         return found
+
+
+def _summary(found: measure.Measurement) -> Meta:
+    return {
+        "groups": len(found.groups),
+        "problems": [str(problem) for problem in found.problems],
+        "not_measured": {o.candidate: f"{o.status}: {o.message}" for o in found.outcomes if o.status != "measured"},
+    }
 
 
 def gpu_facts() -> str:

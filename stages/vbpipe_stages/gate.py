@@ -15,7 +15,7 @@ from vbpipe.core import Inputs, Meta, Site, Spec, Stage
 from vbpipe.decide import BASELINE, Compare, Figure, GateResult, Row, Stored, VariantVerdict
 from vbpipe.errors import UsageError
 from vbpipe.measure import Measurement
-from vbpipe.plan import Layout
+from vbpipe.plan import ENGINE, Layout
 from vbpipe.recipe.model import Gate as GateRule
 from vbpipe.recipe.model import Recipe, StoredReport, Target
 from vbpipe.report.stored import lacking, stored_target
@@ -40,6 +40,8 @@ class Gate(Spec):
     previous: Mapping[str, str] = {}
     unshippable: tuple[str, ...] = ()
     """Rows that run the recipe's own code: there is no engine to put into a bundle."""
+    pending: str | None = None
+    """What it takes to run the target's engines and this host lacks."""
     target: str | None = None
     """Where a gate compares with a stored report: the target's name, there and here."""
 
@@ -50,6 +52,7 @@ class Gate(Spec):
     def for_target(self, layout: Layout) -> Stage:
         own_code = tuple(sorted(name for name, runner in layout.runners.items() if runner.backend == EAGER))
         told = {"chains": dict(layout.chains), "previous": dict(layout.previous), "unshippable": own_code}
+        told |= {"pending": layout.pending}
         return self.model_copy(update={**told, "target": layout.target if any(self._stored_gates()) else None})
 
     def label(self) -> str:
@@ -72,11 +75,7 @@ class Gate(Spec):
         measurement = Measurement.load(inputs["measurement"].path)
         work = json.loads((inputs["measurement"].path / WORK).read_text(encoding="utf-8"))
         subjects = json.loads((inputs["measurement"].path / SUBJECTS).read_text(encoding="utf-8"))
-        rows = {
-            name: _row(name, inputs, measurement, work, shippable=name not in self.unshippable)
-            for name in self._row_names()
-            if name in inputs
-        }
+        rows = {name: self._row(name, inputs, measurement, work) for name in self._row_names() if name in inputs}
         compare = self._compare(measurement, rows, site.root, subjects["recipe"])
         judged = {name: decide.judge_row(row, rows, self.gates, compare) for name, row in rows.items()}
         verdicts = [
@@ -88,6 +87,7 @@ class Gate(Spec):
             "format": 1,
             "shipped": {"row": shipped.chosen, "variant": shipped.variant} if shipped else None,
             "why_nothing": "" if shipped else _why_nothing(verdicts),
+            "pending": self.pending,
             "variants": {v.variant: asdict(v) for v in verdicts},
             "rows": {name: self._describe(name, rows, judged, compare, inputs, measurement) for name in rows},
             "host": dict(measure.host_identity()),
@@ -101,9 +101,21 @@ class Gate(Spec):
             "problems": [*(str(problem) for problem in measurement.problems), *_warnings(inputs)],
         }
         (out / "verdict.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-        outcomes = [v.outcome for v in verdicts]
-        outcome = "fail" if "fail" in outcomes else "inconclusive" if "inconclusive" in outcomes else "pass"
-        return {"outcome": outcome, "shipped": body["shipped"]}
+        return {"outcome": decide.worst_of([v.outcome for v in verdicts]), "shipped": body["shipped"]}
+
+    def _row(self, name: str, inputs: Inputs, measurement: Measurement, work: Mapping[str, Mapping[str, float]]) -> Row:
+        metrics = {"size_mb": Figure(_size(inputs[name].path) / 1e6), **_times(measurement, name, work)}
+        for key in inputs:
+            if key.startswith(f"{self._scored(name, inputs)}@"):
+                metrics |= _evaluation(inputs[key].path)
+        speedups = {} if name == BASELINE else _ratios(measurement, name, BASELINE)
+        shippable = name not in self.unshippable
+        return Row(name, speedups, metrics, shippable, _not_measured(measurement, name), self.pending or "")
+
+    def _scored(self, name: str, inputs: Inputs) -> str:
+        """Return the row whose outputs stand for this one's: that of its graph, for an engine that can't run here."""
+        alone = self.pending is not None and inputs[name].kind == ENGINE
+        return self.previous.get(name, name) if alone else name
 
     def _row_names(self) -> list[str]:
         return list(dict.fromkeys(name for chain in self.chains.values() for name in chain))
@@ -176,6 +188,7 @@ class Gate(Spec):
             "previous": previous,
             "over_previous": _described(measurement, name, previous, floor) if previous else {},
             "latency": _latency(measurement, name),
+            "scored": self._scored(name, inputs),
             "metrics": {key: {"value": f.value, "low": f.low, "high": f.high} for key, f in rows[name].metrics.items()},
             "check": artifact.meta.get("check", {}),
             "gates": [] if name == BASELINE else [asdict(result) for result in judged[name]],
@@ -194,23 +207,6 @@ def _canonical(gate: GateRule, recipe: Recipe) -> GateRule:
     return gate.model_copy(update={"scenario": samples.describe(sizes)})
 
 
-def _row(
-    name: str,
-    inputs: Inputs,
-    measurement: Measurement,
-    work: Mapping[str, Mapping[str, float]],
-    *,
-    shippable: bool,
-) -> Row:
-    artifact = inputs[name]
-    metrics = {"size_mb": Figure(_size(artifact.path) / 1e6), **_times(measurement, name, work)}
-    for key in inputs:
-        if key.startswith(f"{name}@"):
-            metrics |= _evaluation(inputs[key].path)
-    speedups = {} if name == BASELINE else _ratios(measurement, name, BASELINE)
-    return Row(name, speedups, metrics, shippable, _not_measured(measurement, name))
-
-
 def _explained(
     verdict: VariantVerdict,
     chain: Sequence[str],
@@ -219,7 +215,8 @@ def _explained(
     inputs: Inputs,
 ) -> VariantVerdict:
     """Return the verdict of a variant that is too far from eager with the modules that are the reason, if any are."""
-    refused = {result.gate for result in judged.get(verdict.last or "", ()) if result.outcome != "pass"}
+    doubted = ("fail", "inconclusive")
+    refused = {result.gate for result in judged.get(verdict.last or "", ()) if result.outcome in doubted}
     broken = [gate for gate, _ in decide.effective_gates(gates) if decide.describe(gate) in refused]
     limits = [tolerance_db(gate.min) for gate in broken if gate.metric in ("cosine", "cosine_min") and gate.min]
     limits += [gate.min for gate in broken if gate.metric == "sqnr_db" and gate.min is not None]
@@ -286,6 +283,8 @@ def _overall_verdict(measurement: Measurement, name: str, floor: Mapping[str, fl
     """Return "slower" if it is in any scenario, "faster" if it is in all; "mixed" in between says it depends."""
     if name == BASELINE:
         return "baseline"
+    if measurement.outcome(name).status == "pending":
+        return "pending"
     found = {facts["verdict"] for facts in _described(measurement, name, BASELINE, floor).values()}
     if not found:
         return "not measured"
@@ -307,6 +306,8 @@ def _not_measured(measurement: Measurement, name: str) -> str:
 
 
 def _why_nothing(verdicts: list[VariantVerdict]) -> str:
+    if verdicts and all(v.outcome == "pending" for v in verdicts):
+        return f"Nothing is measured yet. {verdicts[0].reasons[0]}"
     first = [f"{v.variant}: {v.reasons[0]}" if v.reasons else v.variant for v in verdicts]
     return "No row passes every gate; eager stays. " + " ".join(first)
 

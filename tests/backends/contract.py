@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from vbpipe import fidelity
-from vbpipe.core import Artifact, Backend, Run
+from vbpipe.core import Artifact, Backend, Placed, Run
 from vbpipe.errors import EngineError
 from vbpipe.recipe.model import Model
 
@@ -41,8 +41,8 @@ class BackendContract:
 
     @pytest.fixture
     def run(self, subject: Subject, engine: Path) -> Iterator[Run]:
-        with subject.backend.open("engine", engine, 1, subject.root) as opened:
-            yield opened
+        with opened(subject, engine) as run:
+            yield run
 
     def test_outputs_are_those_of_eager_at_every_size(self, subject: Subject, run: Run) -> None:
         outputs = [run(row) for row in subject.rows]
@@ -114,12 +114,12 @@ class BackendContract:
 
     def test_two_can_be_open_side_by_side(self, subject: Subject, engine: Path) -> None:
         with ExitStack() as both:
-            one, other = (both.enter_context(subject.backend.open("engine", engine, 1, subject.root)) for _ in range(2))
+            one, other = (both.enter_context(opened(subject, engine)) for _ in range(2))
             for a, b in zip(one(subject.rows[0]).values(), other(subject.rows[0]).values(), strict=True):
                 np.testing.assert_array_equal(a, b)
 
     def test_a_closed_engine_says_that_it_is_closed(self, subject: Subject, engine: Path) -> None:
-        with subject.backend.open("engine", engine, 1, subject.root) as run:
+        with opened(subject, engine) as run:
             run(subject.rows[0])
         with pytest.raises(EngineError, match="closed"):
             run(subject.rows[0])
@@ -134,7 +134,7 @@ class BackendContract:
 
     def test_an_engine_still_opens_after_it_was_moved(self, subject: Subject, engine: Path, tmp_path: Path) -> None:
         moved = engine.rename(tmp_path / "elsewhere")
-        with subject.backend.open("engine", moved, 1, subject.root) as run:
+        with opened(subject, moved) as run:
             run(subject.rows[0])
 
     def test_an_engine_whose_files_are_garbage_is_refused(self, subject: Subject, engine: Path) -> None:
@@ -156,10 +156,30 @@ class BackendContract:
         with pytest.raises(EngineError, match="tarball"), subject.backend.open("tarball", engine, 1, subject.root):
             pass
 
+    def test_an_engine_for_another_device_says_what_it_needs(self, subject: Subject, engine: Path) -> None:
+        needs = pending(subject.backend)
+        if not needs:
+            pytest.skip("its engines run here")
+        with pytest.raises(EngineError, match=needs), subject.backend.open("engine", engine, 1, subject.root):
+            pass
+
     def test_it_says_what_it_is(self, subject: Subject) -> None:
         assert "engine" in subject.backend.runs
         assert subject.backend.fingerprint() == type(subject.backend)().fingerprint()
         assert all(isinstance(value, str) and value for value in subject.backend.fingerprint().values())
+
+
+def pending(backend: Backend) -> str | None:
+    """Return what its engines need and this host lacks."""
+    return backend.pending() if isinstance(backend, Placed) else None
+
+
+def opened(subject: Subject, engine: Path) -> AbstractContextManager[Run]:
+    """Return the opened engine; the test is skipped where such engines don't run on this host."""
+    needs = pending(subject.backend)
+    if needs:
+        pytest.skip(f"to run it needs {needs}")
+    return subject.backend.open("engine", engine, 1, subject.root)
 
 
 def build(subject: Subject, out: Path) -> Path:

@@ -167,6 +167,9 @@ def build(
     out: Annotated[Path, typer.Option(help="Reports and bundles go to OUT/<recipe>/.")] = DEFAULT_OUT,
     jobs: Annotated[int, typer.Option(min=0, help="Steps at a time; 0: as many as there are cores, at most 4.")] = 0,
     timeout: Annotated[Optional[float], typer.Option(min=0.1, help="Seconds after which a step is stopped.")] = None,  # noqa: UP045
+    allow_pending: Annotated[
+        bool, typer.Option("--allow-pending", help="Exit 0, not 5, where only another host can measure.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run the plan: build, check and measure every step, then package what is faster and right."""
@@ -174,7 +177,8 @@ def build(
     from vbpipe.cli.request import RecipeRequest
 
     request = RecipeRequest(recipe, tuple(sets), allow_outside, tuple(variant), tuple(target))
-    raise Exit(build_recipe(request, BuildPlaces(store, out), jobs, timeout, as_json=json))
+    places = BuildPlaces(store, out)
+    raise Exit(build_recipe(request, places, jobs, timeout, as_json=json, allow_pending=allow_pending))
 
 
 @app.command()

@@ -39,7 +39,9 @@ def show_plan(request: RecipeRequest, store: Path, *, as_json: bool) -> None:
     loaded, plan = request.open()
     forecasts = forecast(plan, Store(store.absolute()), loaded.root)
     if as_json:
-        print_json({"recipe": loaded.name, "steps": [_as_json(f) for f in forecasts], "unavailable": unavailable(plan)})
+        steps = [_as_json(f) for f in forecasts]
+        told = {"unavailable": unavailable(plan), "pending": dict(plan.pending)}
+        print_json({"recipe": loaded.name, "steps": steps, **told})
         return
     console = stdout()
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -51,6 +53,9 @@ def show_plan(request: RecipeRequest, store: Path, *, as_json: bool) -> None:
     print_table(console, table)
     for target, reason in unavailable(plan).items():
         console.print(styled(Cell(f"{target}: can't be built here: {reason}", "bad")))
+    for target, lacking in plan.pending.items():
+        text = f"{target}: engines are built here; to run and measure them needs {lacking}"
+        console.print(styled(Cell(text, "doubtful")))
     hits = sum(found.state == "hit" for found in forecasts)
     console.print(f"{hits} of {len(forecasts)} steps are in the store.")
 
@@ -103,11 +108,11 @@ def forecast(plan: Plan, store: Store, root: Path) -> list[Forecast]:
 
 def unavailable(plan: Plan) -> dict[str, str]:
     """Return target to the reason why its backend can't be used here."""
-    from vbpipe.runner import Runner, configured
+    from vbpipe.runner import configured, engine_runner
 
     found: dict[str, str] = {}
     for name, target in plan.targets.items():
-        reason = configured(Runner(backend=target.backend, options=target.options)).unavailable()
+        reason = configured(engine_runner(target)).unavailable()
         if reason is not None:
             found[name] = reason
     return found

@@ -24,7 +24,8 @@ FILE = "measurement.json.gz"
 CONTROL_SUFFIX = "#aa"
 """Ends the name of the baseline's second worker, whose ratio to the first is known to be 1."""
 
-Status = Literal["measured", "crashed", "hung", "failed", "wrong"]
+Status = Literal["measured", "crashed", "hung", "failed", "wrong", "pending"]
+"""pending: not tried, for this host can't run it."""
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,16 @@ FORMAT = 1
 Report = Mapping[str, Any]
 
 
-def make_report(plan: Plan, results: Mapping[str, StepResult], *, recipe_digest: str) -> dict[str, Any]:
+def make_report(
+    plan: Plan, results: Mapping[str, StepResult], *, recipe_digest: str, allow_pending: bool = False
+) -> dict[str, Any]:
     """Return the report of a build: JSON values only, every target's verdict included.
 
     Args:
         plan: what was asked for.
         results: step id to how it ended; steps missing from it were not reached.
         recipe_digest: sha256 (hex) of the recipe's text.
+        allow_pending: whether what only another host can measure leaves the exit code 0.
     """
     report = {
         "report": FORMAT,
@@ -37,11 +40,15 @@ def make_report(plan: Plan, results: Mapping[str, StepResult], *, recipe_digest:
         "targets": {target: _target(plan, target, results) for target in plan.targets},
         "steps": [_step(results[i]) for i in plan.steps if i in results],
     }
-    return {**report, "exit_code": exit_code(report)}
+    return {**report, "exit_code": exit_code(report, allow_pending=allow_pending)}
 
 
-def exit_code(report: Report) -> int:
-    """Return the build's exit code: 3 a step failed, 1 a gate failed, 4 a gate could not tell, else 0."""
+def exit_code(report: Report, *, allow_pending: bool = False) -> int:
+    """Return the build's exit code.
+
+    3: a step failed. 1: a gate failed. 4: a gate could not tell. 5: another host must measure, unless that is allowed.
+    Else 0.
+    """
     if any(step["status"] == "failed" for step in report["steps"]):
         return 3
     outcomes = [
@@ -52,7 +59,9 @@ def exit_code(report: Report) -> int:
     ]
     if any(target["verdict"] is None for target in report["targets"].values()):
         return 3
-    return 1 if "fail" in outcomes else 4 if "inconclusive" in outcomes else 0
+    if "fail" in outcomes or "inconclusive" in outcomes:
+        return 1 if "fail" in outcomes else 4
+    return 5 if "pending" in outcomes and not allow_pending else 0
 
 
 def read_report(path: Path) -> dict[str, Any]:

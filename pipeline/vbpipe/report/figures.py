@@ -35,7 +35,7 @@ def figures(report: Mapping[str, Any], target: str) -> Iterator[Grid]:
     ceilings = Ceilings(**facts["ceilings"]) if facts.get("ceilings") else None
     columns = tuple(name for name in COLUMNS if ceilings is not None or name not in SHARES)
     note = f"; {_note(facts, ceilings)}"
-    for scenario in verdict["scenarios"] if verdict else ():
+    for scenario in verdict["scenarios"] if verdict and not verdict.get("pending") else ():
         rows = []
         for name in facts["rows"]:
             if name in verdict["rows"]:

@@ -14,6 +14,7 @@ _FIDELITY = ("cosine", "top1_agreement", "cosine_min", "sqnr_db", "max_abs", "ma
 _HIDDEN = frozenset({"size_mb", "process_s", "load_s", "peak_rss_mib", *_FIDELITY})
 _TONES: Mapping[str, Tone] = {
     "faster": "good", "pass": "good", "slower": "bad", "fail": "bad", "inconclusive": "doubtful", "mixed": "doubtful",
+    "pending": "doubtful",
     "same": "plain", "baseline": "faint",
 }  # fmt: skip
 
@@ -71,6 +72,9 @@ def _conclusions(verdict: Mapping[str, Any]) -> Iterator[Cell]:
     shipped = verdict["shipped"]
     if shipped:
         yield Cell(f"packaged: {shipped['row']} (variant {shipped['variant']})", "good")
+    elif verdict.get("pending"):
+        yield Cell(f"packaged: nothing yet; to measure these engines needs {verdict['pending']}", "doubtful")
+        yield Cell("  engines can't be run here: their accuracy is that of the graphs they were built from", "faint")
     elif any(variant["outcome"] == "inconclusive" for variant in verdict["variants"].values()):
         yield Cell("packaged: nothing; what could pass can't be told from what can't, so eager stays", "doubtful")
     else:
@@ -93,6 +97,9 @@ def _conclusion(variant: Mapping[str, Any]) -> Iterator[Cell]:
     name, chosen = variant["variant"], variant["chosen"]
     if variant["outcome"] == "pass":
         yield Cell(f"{name}: passes every gate", "good")
+        return
+    if variant["outcome"] == "pending":
+        yield Cell(f"{name}: pending; what can be judged here passes", "doubtful")
         return
     word, tone = ("refused", "bad") if variant["outcome"] == "fail" else ("can't tell", "doubtful")
     fallback = f"falls back to {chosen}" if chosen else "nothing of it can be shipped"
@@ -141,7 +148,8 @@ def _speedup(row: Mapping[str, Any], scenario: str) -> Cell:
         return Cell(f"{latency['p50_ms']:.2f} ms" if latency else "", "faint")
     ratio = row["ratios"].get(scenario)
     if ratio is None:
-        return Cell(row["not_measured"].split(":")[0] or "not measured", "bad")
+        why = row["not_measured"].split(":")[0] or "not measured"
+        return Cell(why, _TONES.get(why, "bad"))
     if ratio["groups"] < 2:
         return Cell(f"{ratio['value']:.2f}x, 1 group", "doubtful")
     return Cell(

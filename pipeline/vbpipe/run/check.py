@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vbpipe import fidelity, samples
 from vbpipe.core import Artifact
 from vbpipe.errors import StepFailed, VbpipeError
-from vbpipe.runner import Runner, open_runner, own_runner
+from vbpipe.runner import Runner, defining_runner, open_runner
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,7 @@ def check(
     got = _answers(kind, out, runner, root, asked, expected)
     if keeps is not None and keeps != "reference":
         source = inputs[keeps]
-        before = _answers(keeps, source.path, own_runner(keeps) or runner, root, asked, expected)
+        before = _answers(keeps, source.path, defining_runner(keeps) or runner, root, asked, expected)
         _refuse_change(got, before, keeps)
     elif keeps is not None:
         _refuse_change(got, expected, keeps)

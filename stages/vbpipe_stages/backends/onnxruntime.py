@@ -8,13 +8,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import field_validator
 
 from vbpipe.core import Artifact, Backend, Dialect, Meta, Run, Spec, TracedNode
 from vbpipe.errors import EngineError
-from vbpipe_stages import _interface, _onnx_graph, _processor, _product_rates, _provenance, _trace
+from vbpipe_stages import (
+    _computed_types,
+    _interface,
+    _onnx_graph,
+    _processor,
+    _product_rates,
+    _provenance,
+    _simulate,
+    _trace,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +62,9 @@ class OnnxRuntime(Spec):
     """Provider to its options."""
     spinning: bool = True
     """Whether idle threads spin while they wait: lower latency alone, trouble for everything else on the machine."""
+    as_defined: bool = False
+    """Compute every operator as ONNX defines it, half types rounded wherever they are made: slow, and free of this
+    processor's own kernels, which may saturate or lack a type. For graphs that are meant for another device."""
 
     @field_validator("providers", mode="before")
     @classmethod
@@ -137,8 +150,7 @@ class OnnxRuntime(Spec):
             raise EngineError(f"backend {self.name!r} does not run {kind!r} artifacts.", where=str(path))
         interface = _interface.Interface.read(path)
         _onnx_graph.check_files(path)
-        optimize = kind != "engine" or self._compiles()
-        state: dict[str, onnxruntime.InferenceSession] = {"session": self._session(path, threads, optimize=optimize)}
+        state: dict[str, onnxruntime.InferenceSession] = {"session": self._opened(kind, path, threads)}
         taken = _checked_names(state["session"], interface, path)
 
         def run(arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -160,6 +172,10 @@ class OnnxRuntime(Spec):
         """Return the nodes of a graph or engine with the modules that they compute."""
         return _trace.read_nodes(path)
 
+    def precisions(self, path: Path) -> Mapping[str, tuple[str, ...]]:
+        """Return module to the types that its operators with weights compute in, see `Inspectable`."""
+        return _computed_types.computed(path)
+
     def ceilings(self, threads: int) -> Mapping[str, float]:
         """Return the best rates of matrix products: fp32 in GFLOP/s, int8_u8s8 and int8_s8s8 in Gop/s.
 
@@ -167,6 +183,15 @@ class OnnxRuntime(Spec):
             EngineError: onnx is missing, or a provider that was asked for was not used.
         """
         return _product_rates.best_rates(lambda path: self._session(path, threads, optimize=True))
+
+    def _opened(self, kind: str, path: Path, threads: int) -> onnxruntime.InferenceSession:
+        if not self.as_defined:
+            return self._session(path, threads, optimize=kind != "engine" or self._compiles())
+        if not _simulate.computes_in_half(path):
+            return self._session(path, threads, optimize=False)
+        with TemporaryDirectory(prefix="vbpipe-") as folder:
+            _onnx_graph.write(_simulate.in_float(_onnx_graph.read(path))[0], Path(folder))
+            return self._session(Path(folder), threads, optimize=False)
 
     def _optimize(self, source: Path, out: Path, threads: int) -> list[str]:
         if self._compiles():
