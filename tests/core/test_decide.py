@@ -82,6 +82,22 @@ def test_a_row_without_times_is_refused_with_the_reason_why_it_has_none() -> Non
     assert found.reason.endswith("no ratio was measured: hung: no answer for 3 s.")
 
 
+def test_a_row_that_another_host_must_measure_is_pending_and_never_passes() -> None:
+    one = Row("engine", {}, {"cosine": Figure(0.99)}, not_measured="pending: needs a GPU.", pending="a GPU")
+    speed, p50, pearson = (Gate(metric=name, min=0.5) for name in ("speedup", "p50_ms", "pearson"))
+    found = judge_row(one, {"engine": one}, (speed, p50, pearson), compare())
+    by_gate = {result.gate: result.outcome for result in found if not result.implied}
+    assert by_gate == {"speedup over eager >= 0.5": "pending", "p50_ms >= 0.5": "pending", "pearson >= 0.5": "pending"}
+    assert worst(found) == "pending"
+    assert "needs a GPU" in found[0].reason
+
+
+def test_what_is_known_of_a_pending_row_can_still_refuse_it() -> None:
+    one = Row("engine", {}, {"cosine": Figure(0.5)}, not_measured="pending: needs a GPU.", pending="a GPU")
+    found = judge_row(one, {"engine": one}, (Gate(metric="cosine", min=0.9),), compare())
+    assert worst(found) == "fail"
+
+
 def test_a_scenario_in_which_a_row_is_slower_refuses_it_though_another_is_faster() -> None:
     figures = {"cosine": Figure(1.0), "sqnr_db": Figure(20.0)}
     one = Row("r", {"small": Figure(3, 2.9, 3.1), "large": Figure(0.8, 0.79, 0.81)}, figures)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from vbpipe import fidelity, samples
 from vbpipe.core import Artifact, Site
-from vbpipe.errors import UsageError, VbpipeError
+from vbpipe.errors import EngineError, UsageError, VbpipeError
 from vbpipe.recipe.model import Dimension, Recipe, Target, TensorInput
 from vbpipe_stages import _processor
+from vbpipe_stages._achieved import compare
 from vbpipe_stages._damage import read_damage
 from vbpipe_stages._half import in_half
 from vbpipe_stages._interface import Interface
@@ -27,10 +25,11 @@ from vbpipe_stages._kernels import KERNELS, find_kernel
 from vbpipe_stages._provenance import Provenance
 from vbpipe_stages._simulate import has_half, in_float
 from vbpipe_stages._watched import watched
+from vbpipe_stages.backends.onnxruntime import OnnxRuntime
+from vbpipe_stages.backends.tensorrt_rtx import TensorRtRtx
 from vbpipe_stages.quantize import Quantize
 
 WIDTH = 64
-COMPILER = Path(__file__).parent / "rtx_compile.py"
 CHECKED = ("int8", "int4", "fp8", "fp16", "bf16")
 
 
@@ -222,27 +221,37 @@ def test_a_graph_that_is_already_float_is_left_alone(source: Artifact) -> None:
 def test_the_tensorrt_form_parses_and_builds(weight: str, source: Artifact, tmp_path: Path) -> None:
     arch = "sm89" if weight == "fp8" else "sm86"
     made = lowered(source, tmp_path, arch, default={"weight": weight, "group_size": 64})
-    told = compiled(made, arch)
-    assert told.returncode == 0, told.stderr
-    counted = json.loads(told.stdout.splitlines()[-1])["layers"]
+    out = tmp_path / "engine"
+    out.mkdir()
+    backend = TensorRtRtx(arch=arch)
+    counted = backend.build(made, out, 1)["kinds"]
     assert sum(n for name, n in counted.items() if name.startswith("matrix_multiply")) == 2
     assert f"matrix_multiply {'bf16' if weight == 'bf16' else 'half'}" in counted
     assert counted.get("quantize", 0) == (2 if weight in ("int8", "fp8") else 0)
     assert counted.get("dequantize", 0) == {"int8": 4, "fp8": 4, "int4": 2}.get(weight, 0)
+    assert backend.precisions(out) == {"up": (weight,), "down": (weight,)}
+    assert compare(made.meta["modules"], backend.precisions(out)).missed == {}
+    assert {"up", "down", "act"} <= {module for node in backend.nodes(out) for module in node.modules}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs: pip install tensorrt-rtx")
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs: pip install 'vbpipe[rtx]'")
 def test_what_the_table_calls_absent_is_what_the_compiler_refuses(source: Artifact, tmp_path: Path) -> None:
     made = lowered(source, tmp_path, "sm89", default={"weight": "fp8"})
-    told = compiled(made, "sm86")
-    assert told.returncode != 0
-    assert "fp8" in told.stderr
+    out = tmp_path / "engine"
+    out.mkdir()
+    with pytest.raises(EngineError, match="fp8"):
+        TensorRtRtx(arch="sm86").build(made, out, 1)
 
 
-def compiled(made: Artifact, arch: str) -> subprocess.CompletedProcess[str]:
-    profile = json.dumps({"x": [[1, WIDTH], [4, WIDTH], [16, WIDTH]]})
-    command = [sys.executable, str(COMPILER), str(made.path / "model.onnx"), arch, profile]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+@pytest.mark.parametrize("weight", ["fp16", "bf16", "int8", "fp8"])
+def test_a_graph_for_another_device_is_run_here_as_it_is_defined(
+    weight: str, source: Artifact, tmp_path: Path
+) -> None:
+    made = lowered(source, tmp_path, default={"weight": weight, "calibration": "minmax"})
+    want = run(in_float(onnx.load(made.path / "model.onnx"))[0], tmp_path / "want")
+    with OnnxRuntime(as_defined=True).open("onnx", made.path, 1) as opened:
+        got = [opened(row) for row in rows()]
+    assert fidelity.compare(got, want).max_abs == 0
 
 
 @pytest.mark.parametrize(

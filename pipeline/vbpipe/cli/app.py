@@ -218,7 +218,7 @@ def bench(
 @app.command()
 def report(
     report: Annotated[Path, typer.Argument(metavar="REPORT", help="A report.json.")],
-    format: Annotated[str, typer.Option(help="table, figures, markdown, junit or json.")] = "table",  # noqa: A002
+    format: Annotated[str, typer.Option(help="table, figures, precision, markdown, junit or json.")] = "table",  # noqa: A002
     out: Annotated[Optional[Path], typer.Option(help="Write it here instead of stdout.")] = None,  # noqa: UP045
     against: Annotated[Optional[Path], typer.Option(help="Compare it with this report.json.")] = None,  # noqa: UP045
     across_hosts: Annotated[

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from vbpipe.errors import UsageError
-from vbpipe.report import against_markdown, as_junit, as_markdown, compare_reports, figures, read_report
+from vbpipe.report import against_markdown, as_junit, as_markdown, compare_reports, figures, precisions, read_report
 
-FORMATS = ("table", "figures", "markdown", "junit", "json")
+FORMATS = ("table", "figures", "precision", "markdown", "junit", "json")
 COMPARED = ("table", "markdown")
 """Forms of a comparison with another report."""
 
@@ -21,7 +21,7 @@ def render_report(path: Path, form: str, out: Path | None) -> None:
     report = read_report(path)
     if form not in FORMATS:
         raise UsageError(f"there is no form {form!r}.", where="--format", hint=f"Use one of {', '.join(FORMATS)}.")
-    if form in ("table", "figures"):
+    if form in ("table", "figures", "precision"):
         if out is not None:
             raise UsageError("the table is for terminals.", where="--out", hint="Use --format markdown.")
         _print(report, form)
@@ -81,6 +81,19 @@ def _print(report: Mapping[str, Any], form: str) -> None:
     if form == "table":
         print_report(report)
         return
+    if form == "precision":
+        _print_precisions(report)
+        return
     for target in report["targets"]:
         for table in figures(report, target):
             print_grid(stdout(), table)
+
+
+def _print_precisions(report: Mapping[str, Any]) -> None:
+    from vbpipe.cli.terminal import print_grid, stdout
+
+    tables = list(precisions(report))
+    if not tables:
+        stdout().print("nothing of it was quantized.")
+    for table in tables:
+        print_grid(stdout(), table)

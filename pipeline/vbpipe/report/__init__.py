@@ -5,6 +5,7 @@ from vbpipe.report.document import FORMAT, exit_code, make_report, read_report
 from vbpipe.report.figures import figures
 from vbpipe.report.junit import as_junit
 from vbpipe.report.markdown import as_markdown
+from vbpipe.report.precision import precisions
 from vbpipe.report.table import Cell, Grid, conclusions, grid
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "figures",
     "grid",
     "make_report",
+    "precisions",
     "read_report",
 ]

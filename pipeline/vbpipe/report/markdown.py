@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vbpipe.report.figures import figures
+from vbpipe.report.precision import precisions
 from vbpipe.report.table import Grid, conclusions, grid
 
 LIMIT_BYTES = 60_000
@@ -27,7 +28,8 @@ def as_markdown(report: Mapping[str, Any]) -> str:
         lines.append("")
     lines += _measured_on(report)
     # Last, because they are what a limit may cut.
-    lines += [line for target in report["targets"] for table in figures(report, target) for line in table_lines(table)]
+    tables = [table for target in report["targets"] for table in figures(report, target)]
+    lines += [line for table in [*precisions(report), *tables] for line in table_lines(table)]
     text = "\n".join(lines).rstrip() + "\n"
     if len(text.encode()) <= LIMIT_BYTES:
         return text
