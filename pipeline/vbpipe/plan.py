@@ -35,9 +35,9 @@ class Step:
     identities: tuple[str, ...] = ()
     """"recipe/variant/target/label" of every chain that it belongs to."""
     runner: Runner | None = None
-    """Who runs what it produces for the comparison with eager; None when nothing does. Steps that targets share are
-    compared as the kind's format defines it, whatever the targets' options: the outcome must not depend on who asks first.
-    None as well for an engine that this host can't run."""
+    """Who runs what it produces for the comparison with eager; None when nothing does, as for an engine that this host
+    can't run. Steps that targets share are compared as the kind's format defines it, whatever the targets' options: the
+    outcome must not depend on who asks first."""
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ def _fix_addresses() -> bool:
     if now < 0 or libc.personality(now | _NO_RANDOMIZE) < 0 or not libc.personality(_ASK) & _NO_RANDOMIZE:
         return False
     os.execv(sys.executable, sys.orig_argv)  # noqa: S606  # itself, with the arguments that it was given
+    return True
 
 
 def _compile(job: CompileJob) -> tuple[bytes | None, Facts]:

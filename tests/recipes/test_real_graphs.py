@@ -15,6 +15,7 @@ from vbpipe.core import Artifact, Site
 from vbpipe.recipe.load import load
 from vbpipe_stages import _quantize_plan
 from vbpipe_stages._damage import describe_damage, first_below, read_damage, tolerance_db
+from vbpipe_stages.build import Build
 from vbpipe_stages.fuse import Fuse
 from vbpipe_stages.quantize import Quantize
 
@@ -102,3 +103,18 @@ def test_a_planted_fault_is_found_by_the_module_it_is_in(
     assert first is not None
     assert first.module == module
     assert f"{{match: {module!r}, keep: true}}" in describe_damage(damage, tolerance_db(0.99))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs: pip install 'vbpipe[rtx]'")
+@pytest.mark.parametrize("name", ["minilm", "efficientnet_lite0"])
+def test_every_module_that_is_quantized_for_tensorrt_computes_so_in_its_engine(
+    name: str, exported: Callable[..., Made], tmp_path: Path
+) -> None:
+    step = Quantize.model_validate({"default": {"calibration": "minmax"}, "dialect": "tensorrt", "device": "sm86"})
+    (tmp_path / "graph").mkdir()
+    (tmp_path / "engine").mkdir()
+    graph = run(step, exported(name), tmp_path / "graph")
+    engine = run(Build(backend="tensorrt_rtx", arch="sm86"), {"onnx": graph}, tmp_path / "engine")
+    assert set(engine.meta["achieved"]) == {m for m, form in graph.meta["modules"].items() if form != "float"}
+    assert set(engine.meta["achieved"].values()) == {"int8"}
+    assert not engine.meta["missed"]

@@ -26,7 +26,8 @@ def precisions(report: Mapping[str, Any]) -> Iterator[Grid]:
             cells = tuple(_cell(module, targets[t], achieved.get(variant, {}).get(t)) for t in columns)
             rows.setdefault((re.sub(r"\d+", "*", module), cells), []).append(module)
         shown = tuple((Cell(_named(name, members)), *cells) for (name, cells), members in rows.items())
-        title = f"{report['recipe']['name']}, variant {variant}: precision of weights as asked, and as the engine has it"
+        name = report["recipe"]["name"]
+        title = f"{name}, variant {variant}: precision of weights as asked, and as the engine has it"
         yield Grid(title, ("module", *columns), shown)
 
 
