@@ -244,9 +244,7 @@ def test_what_the_table_calls_absent_is_what_the_compiler_refuses(source: Artifa
 
 
 @pytest.mark.parametrize("weight", ["fp16", "bf16", "int8", "fp8"])
-def test_a_graph_for_another_device_is_run_here_as_it_is_defined(
-    weight: str, source: Artifact, tmp_path: Path
-) -> None:
+def test_a_graph_for_another_device_is_run_here_as_it_is_defined(weight: str, source: Artifact, tmp_path: Path) -> None:
     made = lowered(source, tmp_path, default={"weight": weight, "calibration": "minmax"})
     want = run(in_float(onnx.load(made.path / "model.onnx"))[0], tmp_path / "want")
     with OnnxRuntime(as_defined=True).open("onnx", made.path, 1) as opened:
